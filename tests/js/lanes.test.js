@@ -51,6 +51,16 @@ test("a part has the colour of the backward that added it", () => {
   assert.deepEqual(asked, [0, 0, 1, 0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3]);
 });
 
+test("before anything is in .grad a bar has no parts, and takes none of the next one", () => {
+  const run = ledger(-1);
+  run.data.lanes = { n: [[-1, -2, 1, 2, 0, 0]], age: [[0, 1, 0]], by: [[-1, -1, -1]], look: ["010"] };
+  const asked = [];
+  run.color = (born) => { asked.push(born); return ["#000", "#fff"]; };
+  const context = { strokeRect() {}, clearRect() {} };
+  drawLanes({ ...OTHERS, context }, {}, run, { left: 0, column: 60, top: 0, lane: 84 });
+  assert.deepEqual(asked, [2, 2, 3]);
+});
+
 const OTHERS = { fill() {}, write() {} };
 
 test("a part that is too thin for an outline has one at its sides only", () => {

@@ -45,18 +45,19 @@ export function drawLanes(pen, inks, ledger, place) {
     const over = high > 0 ? 17 : 8;
     const scale = (lane - over - (low < 0 ? 17 : 8)) / (high - low || 1);
     const zero = top + lane * p + over + high * scale;
-    pen.fill(inks.muted, left, zero, column * ledger.length, 0.8);
     const told = totals(ledger, row, column);
     const ends = [zero - high * scale, zero - low * scale];
     const edge = left + column * ledger.length;
+    pen.fill(inks.muted, left, zero, edge - left, 0.8);
     for (let e = 0; e < ledger.length; e++) {
       const start = left + e * column + (column - wide) / 2;
-      const last = k + n[p][e];
-      const lengths = by[p].slice(k, last);
-      const parts = lengths.map((length, i) => ({ born: e - age[p][k + i], length, look: look[p][k + i] }));
-      k += lengths.length;
-      const bar = { start, wide, column, zero, scale, high, ends, grad: row.grad(e), told: told[e], edge };
-      drawBar(pen, inks, ledger, parts, { ...bar, odd: n[p][e] < 0 });
+      const odd = n[p][e] < 0;
+      const parts = [];
+      for (const last = k + n[p][e]; k < last; k++) {
+        parts.push({ born: e - age[p][k], length: by[p][k], look: look[p][k] });
+      }
+      const bar = { start, wide, column, zero, scale, ends, grad: row.grad(e), odd, told: told[e], edge };
+      drawBar(pen, inks, ledger, parts, bar);
     }
   });
 }
@@ -72,22 +73,21 @@ export function drawLanes(pen, inks, ledger, place) {
  * @property {number} edge  where the drawing ends
  * @property {number} zero  the height of its zero line
  * @property {number} scale  pixels per unit
- * @property {number} high  the most that the row's scale reaches
  * @property {number[]} ends  heights at which what goes on is torn off
  */
 
 /** @param {Pen} pen @param {Inks} inks @param {Ledger} ledger @param {Part[]} parts @param {Bar} bar */
 function drawBar(pen, inks, ledger, parts, bar) {
-  const { start, wide, column, zero, scale, high, odd, told = "" } = bar;
+  const { start, wide, column, zero, scale, ends, odd, told = "" } = bar;
   const absent = bar.grad === null;
   const grad = bar.grad ?? 0;
   const whole = odd ? zero : zero - grad * scale;
-  const end = clamp(whole, bar.ends[0], bar.ends[1]);
+  const end = clamp(whole, ends[0], ends[1]);
   if (!odd) {
     drawParts(pen, inks, ledger, parts, bar);
     if (Math.abs(whole - end) < 1) pen.fill(inks.text, start - 4, end - 1, wide + 8, 2);
   }
-  const above = odd ? high > 0 : grad >= 0;
+  const above = odd ? ends[0] < zero : grad >= 0;
   const text = absent ? nothing(column) : told;
   const how = absent ? { look: "italic", ink: inks.muted } : { look: "600" };
   const room = text.length * LETTER;
