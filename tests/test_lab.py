@@ -390,7 +390,7 @@ def test_the_page_is_told_each_arrangement_whole(name: str) -> None:
 def test_what_travels_is_small(start: dict[str, Any], name: str) -> None:
     made = shown(name, **start)
     assert 100 <= len(made.recorded) <= 200
-    assert len(gzip.compress(encode(made.content).encode())) <= 63 * 1024
+    assert len(gzip.compress(encode(made.content).encode())) <= 60 * 1024
 
 
 @of_both

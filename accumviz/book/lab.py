@@ -338,23 +338,22 @@ def _shared(
     >>> _shared([{"a": 1, "b": [2]}, {"a": 1}])
     ([[0, 0], [0, -1]], {'a': [1], 'b': [[2]]})
     """
-    numbers: dict[str, dict[str, int]] = {}
+    texts: dict[str, set[str]] = {}
+    dumped = []
     for run in runs:
-        for name in run:
-            numbers.setdefault(name, {})
+        dumped.append({name: json.dumps(part) for name, part in run.items()})
+        for name, text in dumped[-1].items():
+            texts.setdefault(name, set()).add(text)
+    # Parts that are alike stand beside each other, as they compress best.
+    places = {}
+    for name, different in texts.items():
+        places[name] = {text: place for place, text in enumerate(sorted(different))}
     rows = []
-    for run in runs:
-        row = []
-        for name, texts in numbers.items():
-            place = -1
-            if name in run:
-                text = json.dumps(run[name])
-                place = texts.setdefault(text, len(texts))
-            row.append(place)
-        rows.append(row)
-    parts = {}
-    for name, texts in numbers.items():
-        parts[name] = list(map(json.loads, texts))
+    for run in dumped:
+        rows.append(
+            [numbers.get(run.get(name, ""), -1) for name, numbers in places.items()]
+        )
+    parts = {name: list(map(json.loads, numbers)) for name, numbers in places.items()}
     return rows, parts
 
 

@@ -119,7 +119,7 @@ def encode(data: dict[str, Any], blob: bytes = b"") -> str:
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     if blob or len(text) > _PLAIN_TEXT:
         raw = text.encode("utf-8", "replace")
-        packed = zlib.compress(struct.pack("<I", len(raw)) + raw + blob, 6)
+        packed = zlib.compress(struct.pack("<I", len(raw)) + raw + blob, 9)
         text = json.dumps({"z": base64.b64encode(packed).decode()})
     return text.replace("<", "\\u003c")
 

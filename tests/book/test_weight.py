@@ -15,7 +15,7 @@ from tests.book import weight
 from tests.book.pace import pace
 
 Address = Callable[[str, str], str]
-KILOBYTES, REQUESTS, SHIFT, READY = 256, 12, 0.05, 1.5
+KILOBYTES, REQUESTS, SHIFT, READY = 250, 12, 0.05, 1.5
 
 
 def test_a_first_visit_is_light_still_and_soon_ready(page_name: str, browser: Browser, address: Address) -> None:
