@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accumviz.graph.trace import modules, trace
+from accumviz.graph.trace import trace
 from accumviz.recorder.memory import saved_storages
 from accumviz.views.graph import to_svg
 from accumviz.views.graphviz import graphviz
@@ -28,11 +28,13 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
 
 def _drawing(layers: int) -> list[dict[str, Any]]:
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32), layers, enable_nested_tensor=False)
-    with modules(model) as scopes:
-        loss = model(torch.randn(2, 2, 16)).mean()
+    given = torch.randn(2, 2, 16)
+
+    def loss() -> torch.Tensor:
+        return model(given).mean()
 
     def ours() -> None:
-        to_svg(trace(loss, module=scopes))
+        to_svg(trace(loss, module=model))
 
     def theirs() -> None:
         with warnings.catch_warnings():
@@ -41,12 +43,12 @@ def _drawing(layers: int) -> list[dict[str, Any]]:
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(200_000)
         try:
-            graphviz(torchviz.make_dot(loss).source, "svg")
+            graphviz(torchviz.make_dot(loss()).source, "svg")
         finally:
             sys.setrecursionlimit(limit)
 
     folded, whole = _best(ours, 3), _best(theirs, 1)
-    nodes = len(trace(loss, module=scopes))
+    nodes = len(trace(loss, module=model))
     return [
         _row(f"draw {nodes:,} nodes, modules folded", folded, "s"),
         _row(f"draw {nodes:,} nodes, torchviz and Graphviz", whole, "s"),
