@@ -469,12 +469,12 @@ def fragment(
     )
 
 
-def widget(script: str, css: str, kind: str, data: str, **more: Any) -> Any:
+def widget(script: str, css: str, kind: str, data: str) -> Any:
     """A widget that carries this module and style sheet: what a page does, and what only a kernel can.
 
     Raises `ImportError` when anywidget is not installed.
     """
-    return _host(script, css)(kind=kind, data=data, **more)
+    return _host(script, css)(kind=kind, data=data)
 
 
 @cache
@@ -495,7 +495,6 @@ def _host(module: str, css: str) -> Any:
         kind = traitlets.Unicode().tag(sync=True)
         data = traitlets.Unicode().tag(sync=True)
         id = traitlets.Unicode().tag(sync=True)
-        live = traitlets.Bool(False).tag(sync=True)
         at = traitlets.Dict().tag(sync=True)
         ask = traitlets.Dict().tag(sync=True)
         told = traitlets.Dict().tag(sync=True)
