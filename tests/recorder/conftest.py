@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ def _patchable() -> dict[str, Any]:
         "torch.compile": torch.compile,
         "CUDAGraph.replay": torch.cuda.CUDAGraph.replay,
         "Module.zero_grad": torch.nn.Module.zero_grad,
+        "Module.__call__": vars(torch.nn.Module)["__call__"],
         **{
             f"GradScaler.{name}": getattr(torch.amp.GradScaler, name)
             for name in ("scale", "unscale_", "step", "update", "_unscale_grads_", "_maybe_opt_step")
@@ -57,11 +58,6 @@ def _hooks_of_ours() -> list[Any]:
         for hook in (tensor._backward_hooks or {}).values()
         if getattr(hook, "__module__", "").startswith("accumviz.")
     ]
-
-
-@pytest.fixture
-def hooks_of_ours() -> Callable[[], list[Any]]:
-    return _hooks_of_ours
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
@@ -24,10 +23,8 @@ from accumviz.recorder import gradients
 
 
 @pytest.fixture(params=[gradients.BULK, 1], ids=["all at once", "one by one"], autouse=True)
-def bulk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def _bulk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradients, "BULK", request.param)
-    size: int = request.param
-    return size
 
 
 def _norms(tensors: list[torch.Tensor]) -> list[float]:
@@ -98,80 +95,30 @@ def test_what_autograd_grad_computes_inside_a_backward_is_no_contribution() -> N
         assert recording.ledger.values("w", "contribution").ravel().tolist() == [2.0, 1.0]
 
 
-@pytest.mark.parametrize("by", ["function", "hook"])
-def test_what_comes_in_memory_used_again_is_not_taken_for_what_came_after(by: str) -> None:
+def test_what_comes_in_memory_used_again_is_not_taken_for_what_came_after() -> None:
     room = torch.empty(100)
-
-    class Times(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-            ctx.x = x
-            return (w * x).sum()
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> Any:
-            return torch.mul(ctx.x, grad, out=room), None
-
     a, b = (torch.ones(100, requires_grad=True) for _ in range(2))
-    for p in (a, b) if by == "hook" else ():
+    for p in (a, b):
         p.register_hook(lambda grad: torch.mul(grad, 0.5, out=room))
     with av.record(a=a, b=b) as recording:
         for _ in range(2):
-            loss = (lambda w, x: (w * x).sum()) if by == "hook" else Times.apply
-            (loss(a, torch.ones(100)) + loss(b, torch.full((100,), 3.0))).backward()
-    half = 0.5 if by == "hook" else 1.0
+            (a.sum() + 3 * b.sum()).backward()
     for row in recording.ledger.contribution.tolist():
-        for came, true in zip(row, (10 * half, 30 * half), strict=True):
+        for came, true in zip(row, (5, 15), strict=True):
             assert math.isnan(came) or math.isclose(came, true, rel_tol=1e-5)
     assert not np.isnan(recording.ledger.contribution).all(axis=1).any()
-    np.testing.assert_allclose(recording.ledger.grad[-1], [20 * half, 60 * half], rtol=1e-5)
-
-
-def _replicated(bulk: int) -> tuple[list[list[float]], list[float]]:
-    """Train replicas whose `.grad` are views of buckets that a hook of the user's divides; return each part's norms."""
-    gradients.BULK = bulk
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(9, 30), nn.Tanh(), nn.Linear(30, 3))
-    x = torch.randn(4, 5, 9)[2 * dist.get_rank() :][:2]
-    parts = [_gradients(model, part) for part in x]
-    replica = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-
-    def hook(state, bucket):  # type: ignore[no-untyped-def] # DDP reads the annotations
-        bucket.buffer().div_(dist.get_world_size())
-        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda f: f.value()[0])
-
-    replica.register_comm_hook(None, hook)
-    with av.record(replica):
-        for _ in range(2):
-            with replica.no_sync():
-                replica(x[0]).square().mean().backward()
-            replica(x[1]).square().mean().backward()
-            model.zero_grad()
-    return [_norms(part) for part in parts], _norms([a + b for a, b in zip(*parts, strict=True)])
-
-
-def test_under_ddp_a_backward_has_what_came_to_this_rank_before_it_is_averaged(bulk: int) -> None:
-    world = av.distribute(_replicated, ranks=2, bulk=bulk)
-    for ledger, (parts, both) in zip(world.ledgers, world.returned, strict=True):
-        assert ledger is not None
-        backwards = [event.index for event in ledger.of("backward")]
-        np.testing.assert_allclose(ledger.contribution[backwards], parts * 2, rtol=1e-4)
-        np.testing.assert_allclose(ledger.grad[backwards], [parts[0], both] * 2, rtol=1e-4)
+    np.testing.assert_allclose(recording.ledger.grad[-1], [10, 30], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
     "grad",
     [
-        torch.randn(8, 50),
-        torch.randn(50, 8).T,
         torch.randn(1, 1).expand(8, 50),
-        torch.randn(16, 50)[::2],
-        torch.randn(9, 50)[1:],
+        torch.randn(17, 50)[1::2],
         torch.randn(8, 50).relu().to_sparse(),
         torch.full((8, 50), 1e30),
-        torch.full((8, 50), float("nan")),
     ],
-    ids=["dense", "transposed", "expanded", "with gaps", "with an offset", "sparse", "too large", "not a number"],
+    ids=["expanded", "with gaps", "sparse", "too large"],
 )
 @pytest.mark.filterwarnings("error")
 def test_a_gradient_put_into_grad_has_the_norm_that_torch_gives_it(grad: torch.Tensor) -> None:
@@ -276,31 +223,3 @@ def test_another_threads_training_of_other_parameters_disturbs_nothing() -> None
         optimizer.step()
     assert [(row.share, row.unknown) for row in recording.ledger.shares()] == [(1, "")]
     assert "notes" not in recording.ledger.meta
-
-
-def test_what_another_thread_differentiates_meanwhile_is_no_contribution() -> None:
-    first = torch.ones(1, requires_grad=True)
-    with av.record({"first": first}) as recording:
-        (first * 3).sum().backward()
-        y = first * 5
-        y.register_hook(lambda _: _beside(lambda: torch.autograd.grad((first * 7).sum(), first)))
-        y.sum().backward()
-    assert recording.ledger.values("first", "contribution").tolist() == [[3], [5]]
-
-
-def test_backwards_that_each_reach_other_leaves_are_told_apart() -> None:
-    torch.manual_seed(0)
-    leaves_ = [torch.ones(size, requires_grad=True) for size in (1, 3, 100, 200, 30)]
-    chosen = [torch.rand(5) < 0.5 for _ in range(60)]
-    with av.record(*leaves_, exact=3) as recording:
-        for n, reached in enumerate(chosen):
-            used = [leaf for leaf, one in zip(leaves_, reached, strict=True) if one] or leaves_[:1]
-            sum((n + 1) * leaf.sum() for leaf in used).backward()
-            for leaf in leaves_:
-                leaf.grad = None
-    backwards = [event.index for event in recording.ledger.of("backward")]
-    for n, (event, reached) in enumerate(zip(backwards, chosen, strict=True)):
-        reached = reached if reached.any() else torch.arange(5) == 0
-        sizes = [leaf.numel() for leaf in leaves_]
-        expected = [(n + 1) * size**0.5 if one else np.nan for size, one in zip(sizes, reached, strict=True)]
-        np.testing.assert_allclose(recording.ledger.contribution[event], expected, rtol=1e-6)

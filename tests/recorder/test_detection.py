@@ -45,19 +45,6 @@ def _bare() -> Step:
     return step
 
 
-def _frozen_at_first() -> Step:
-    model = nn.Linear(3, 1).requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    model(torch.randn(2, 3))
-    model.requires_grad_(True)
-
-    def step(i: int) -> None:
-        (model(torch.randn(2, 3)).square().mean() / 4).backward()
-        _steps_after_four(optimizer, i)
-
-    return step
-
-
 def _scaled_in_one_line() -> Step:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -85,7 +72,7 @@ def _differentiated_in_one_line() -> Step:
     return step
 
 
-@pytest.mark.parametrize("made", [_bare, _frozen_at_first, _scaled_in_one_line, _differentiated_in_one_line])
+@pytest.mark.parametrize("made", [_bare, _scaled_in_one_line, _differentiated_in_one_line])
 def test_a_right_loop_is_recorded_from_its_first_backward_and_healthy(made: Callable[[], Step]) -> None:
     found: list[Recording] = []
     with watched(found):

@@ -349,17 +349,6 @@ def test_no_fault_of_ours_is_felt_by_a_loop(mode: str) -> None:
     assert found == {}, "\n".join(f"{k}: {v}" for k, v in found.items())
 
 
-def test_each_fault_is_planted_in_one_of_the_modes_at_least() -> None:
-    calls: Counter[types.CodeType] = Counter()
-    doors: list[types.CodeType] = []
-    Run(alone, {})  # what is made on first use
-    Run(alone, {}, counting(calls, doors))
-    all_of_them = [name for name, _ in plans(calls, doors, every)]
-    planted = [name for mode in MODES for name, _ in plans(calls, doors, in_turn(mode))]
-    assert Counter(planted) == Counter(all_of_them)
-    assert len({name.rpartition(",")[0] for name in all_of_them}) > 100
-
-
 def survey_in_ranks(train: Train, mode: str, elsewhere: frozenset[str], turn: int) -> tuple[int, dict[str, list[str]]]:
     """Faults in rank 0 alone: as many runs in each rank, or they would wait for each other."""
     return survey(train, MODES[mode], every if THOROUGH else one_of_what_runs_elsewhere(elsewhere, turn))

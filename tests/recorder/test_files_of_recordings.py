@@ -23,7 +23,6 @@ from torch import nn
 
 import accumviz as av
 from accumviz.ledger.container import LedgerFileError
-from accumviz.recorder import columns
 from accumviz.recorder.recording import Recording
 from tests.light import LIGHT
 from tests.thorough import THOROUGH
@@ -209,32 +208,22 @@ def test_killed_at_any_moment_a_file_loads_and_misses_at_most_the_last_second(tm
 
 
 @POSIX
-@pytest.mark.parametrize("by", ["os.fork", "multiprocessing", "DataLoader"])
+@pytest.mark.parametrize("by", ["os.fork", "DataLoader"])
 def test_a_fork_leaves_the_file_to_its_parent(by: str, path: Path) -> None:
     script = f"""
-    import multiprocessing, warnings
+    import warnings
     warnings.simplefilter("ignore")
-    def child():
-        train(50)
-        with av.record(model, path=path + ".child"): train(5)
-        recording.stop()
     with av.record(model, optimizer, path=path) as recording:
         train(100)
         if {by!r} == "os.fork":
-            for _ in range(20):
+            for end in [os._exit] * 19 + [sys.exit]:
                 train(1)  # close to a write by the other thread, sooner or later
-                if not os.fork(): os._exit(0)
-                os.wait()
+                if not os.fork():
+                    train(5)
+                    recording.stop()
+                    end(0)
+                assert os.wait()[1] == 0
             train(80)
-            with av.record(model, path=path + ".none"): pass
-            recording.stop()
-            sys.exit(0 if len(recording.ledger) == 600 else "lost")
-        if {by!r} == "multiprocessing":
-            process = multiprocessing.get_context("fork").Process(target=child)
-            process.start()
-            train(100)
-            process.join(60)
-            assert process.exitcode == 0, process.exitcode
         else:
             data = torch.utils.data.TensorDataset(torch.ones(100, 3))
             for (x,) in torch.utils.data.DataLoader(data, 1, num_workers=2):
@@ -245,27 +234,6 @@ def test_a_fork_leaves_the_file_to_its_parent(by: str, path: Path) -> None:
     ledger = av.load(path)
     assert len(ledger) == 600 + 2 * (by == "DataLoader")  # it begins and ends
     assert ledger.complete
-    if by == "multiprocessing":
-        assert len(av.load(f"{path}.child")) == 15
-        assert [e.index for e in ledger] == list(range(600))
-
-
-@POSIX
-def test_a_child_that_ends_by_itself_writes_nothing_and_says_nothing(path: Path) -> None:
-    script = """
-    with av.record(model, optimizer, path=path), av.record(model, optimizer) as second:
-        train(1000)
-        if not os.fork():
-            train(10)
-            assert len(second.ledger) == 3000
-            sys.exit(0)
-        assert os.wait()[1] == 0
-        train(10)
-        assert len(second.ledger) == 3030
-    """
-    done = run(script, path, "-X", "dev", "-W", "ignore::DeprecationWarning")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert len(av.load(path)) == 3030
 
 
 # --- paths that are refused ----------------------------------------------------------------------------------
@@ -288,13 +256,11 @@ def test_what_is_there_is_refused_before_the_loop_and_replaced_if_asked(path: Pa
         assert len(av.load(path)) == 0
 
 
-@pytest.mark.parametrize("name", ["nowhere/x.ledger", ".", "", "a\0b", "x" * 300, "circle"])
+@pytest.mark.parametrize("name", ["nowhere/x.ledger", ".", "", "a\0b"])
 def test_a_path_that_cannot_be_a_file_is_refused_before_the_loop(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if name == "circle":
-        Path("circle").symlink_to("circle")
     loop = Loop()
     with pytest.raises(OSError), loop.record(name):
         loop.train()
@@ -429,14 +395,3 @@ def test_a_file_that_another_has_replaced_is_not_taken_for_ours(path: Path) -> N
 
 
 # --- what memory holds ------------------------------------------------------------------------------------------
-
-
-def test_a_recording_that_takes_much_memory_says_so_in_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "MUCH", 10_000)
-    loop = Loop()
-    with loop.record() as recording:
-        loop.train(10)
-        assert "notes" not in recording.ledger.meta
-        loop.train(1000)
-    assert len(recording.ledger) == 3030
-    assert [note for note in recording.ledger.meta["notes"] if "with path=" in note]

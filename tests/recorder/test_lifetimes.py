@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -139,38 +139,3 @@ def test_an_optimizer_made_for_an_epoch_goes_with_it_and_the_ledger_still_knows_
     assert ledger.meta["optimizers"] == names
     assert [event.details["optimizer"] for event in ledger.of("step")] == names
     assert [parameter.optimizers for parameter in ledger.parameters] == [(0, 1, 2, 3)] * 2
-
-
-def test_exploring_a_run_that_failed_does_not_keep_its_model() -> None:
-    found = []
-
-    def train(k: int) -> Recording:
-        model = nn.Linear(50, 50)
-        found.append(weakref.ref(model.weight))
-        with av.record(model) as recording:
-            model(torch.ones(1, 50)).sum().backward()
-            if k == 2:
-                raise ValueError("no")
-        return recording
-
-    shown = av.explore(train, k=[1, 2, 4])
-    gc.collect()
-    assert [one() for one in found] == [None, None, None]
-    assert shown is not None
-
-
-BEFORE = torch.ones(1, requires_grad=True)
-
-
-@pytest.mark.parametrize("age", ["before these tests", "new"])
-def test_a_hook_that_is_left_on_a_tensor_is_found_whenever_that_was_made(
-    age: str, hooks_of_ours: Callable[[], list[Any]]
-) -> None:
-    def left(gradient: torch.Tensor) -> None: ...
-
-    left.__module__ = "accumviz.recorder.gradients"
-    tensor = torch.ones(1, requires_grad=True) if age == "new" else BEFORE
-    handle = tensor.register_hook(left)
-    assert hooks_of_ours() == [left]
-    handle.remove()
-    assert hooks_of_ours() == []

@@ -54,20 +54,11 @@ FORMS: dict[str, tuple[Callable[[Batch], torch.Tensor], Expected | Callable[[Bat
         lambda b: b.scores.square().sum(-2).mean() / 100,
         [("sum", ALL, 1 / CLASSES / 100)],
     ),
-    "a mean of rows of which one is empty": (
-        lambda b: torch.cat([b.scores[:0].mean(1), b.scores[:2].mean(1)]).mean(),
-        [("mean", 2, 1.0)],
-    ),
-    "added with a weight below a mean": (
-        lambda b: torch.add(b.zeros, b.scores.square(), alpha=2).mean(),
-        [("mean", ALL, 2.0)],
-    ),
     "two losses": (
         lambda b: F.mse_loss(b.scores, b.zeros) / K + 0.3 * b.scores.square().mean() / K,
         [("mean", ALL, 1 / K), ("mean", ALL, 0.3 / K)],
     ),
     "sum / count": (lambda b: F.cross_entropy(b.scores, b.ignoring, reduction="sum") / 100, [("sum", VALID, 1 / 100)]),
-    "binary": (lambda b: F.binary_cross_entropy_with_logits(b.scores, b.zeros) / 2, [("mean", ALL, 1 / 2)]),
     "a masked mean": (
         lambda b: (F.cross_entropy(b.scores, b.ignoring, reduction="none") * b.mask).sum() / b.mask.sum(),
         [("sum", VALID, 1 / VALID)],
@@ -86,18 +77,10 @@ FORMS: dict[str, tuple[Callable[[Batch], torch.Tensor], Expected | Callable[[Bat
         lambda b: 2 * (F.mse_loss(b.scores, b.zeros) + (b.scores.sum() * 0.5 - b.scores.mean()) / 8),
         [("mean", ALL, 2), ("sum", ALL, 2 * 0.5 / 8), ("mean", ALL, -2 / 8)],
     ),
-    "alpha of a difference": (
-        lambda b: torch.sub(b.scores.mean(), b.scores.sum(), alpha=3),
-        [("mean", ALL, 1), ("sum", ALL, -3)],
-    ),
     "one less a loss": (lambda b: 1 - b.scores.mean(), [("mean", ALL, -1)]),
     "class weights": (
         lambda b: F.cross_entropy(b.scores, b.ignoring, weight=b.weight),
         lambda b: [("mean", weighed(b), 1)],
-    ),
-    "class weights, summed": (
-        lambda b: F.cross_entropy(b.scores, b.ignoring, weight=b.weight, reduction="sum") / 7,
-        lambda b: [("sum", weighed(b), 1 / 7)],
     ),
     "label smoothing": (
         lambda b: F.cross_entropy(b.scores, b.y, label_smoothing=0.1) / K,
@@ -107,27 +90,11 @@ FORMS: dict[str, tuple[Callable[[Batch], torch.Tensor], Expected | Callable[[Bat
         lambda b: F.cross_entropy(b.scores, b.probabilities) / K,
         [("sum", ROWS, -1 / ROWS / K)],
     ),
-    "another index ignored": (
-        lambda b: F.cross_entropy(b.scores, b.y, ignore_index=2),
-        lambda b: [("mean", sum(c != 2 for c in b.y.tolist()), 1)],
-    ),
-    "unreduced and summed": (
-        lambda b: F.cross_entropy(b.scores, b.ignoring, reduction="none").sum() / 100,
-        [("sum", VALID, 1 / 100)],
-    ),
     "unreduced and averaged": (
         lambda b: F.cross_entropy(b.scores, b.ignoring, reduction="none").mean(),
         [("mean", ROWS, 1)],
     ),
-    "divided element by element": (
-        lambda b: (F.cross_entropy(b.scores, b.y, reduction="none") / K / ROWS).sum(),
-        [("sum", ROWS, 1 / K / ROWS)],
-    ),
     "divided before the mean": (lambda b: ((b.scores - 1) ** 2 / K).mean(), [("mean", ALL, 1 / K)]),
-    "masked_fill": (
-        lambda b: F.cross_entropy(b.scores, b.y, reduction="none").masked_fill(~b.mask, 0.0).sum() / 50,
-        [("sum", VALID, 1 / 50)],
-    ),
     "where": (
         lambda b: torch.where(b.mask, F.cross_entropy(b.scores, b.y, reduction="none"), 0.0).sum() / 50,
         [("sum", VALID, 1 / 50)],
@@ -154,10 +121,6 @@ FORMS: dict[str, tuple[Callable[[Batch], torch.Tensor], Expected | Callable[[Bat
         lambda b: F.kl_div(F.log_softmax(b.scores, 1), b.probabilities, reduction="batchmean"),
         [("sum", ROWS, 1 / ROWS)],
     ),
-    "a mean of one number, as for several GPUs": (
-        lambda b: F.mse_loss(b.scores, b.zeros).mean() / K,
-        [("mean", ALL, 1 / K)],
-    ),
     "concatenated": (
         lambda b: torch.cat([b.scores[:2].mean().view(1), b.scores[2:].mean().view(1)]).sum(),
         [("mean", 2 * CLASSES, 1), ("mean", (ROWS - 2) * CLASSES, 1)],
@@ -166,18 +129,9 @@ FORMS: dict[str, tuple[Callable[[Batch], torch.Tensor], Expected | Callable[[Bat
         lambda b: b.scores.mean().view(1, 1).squeeze().unsqueeze(0).clone()[0] / K,
         [("mean", ALL, 1 / K)],
     ),
-    "in place": (lambda b: torch.zeros(()).add_(b.scores.mean()).div_(K), [("mean", ALL, 1 / K)]),
     "another precision": (lambda b: b.scores.mean().double() / K, [("mean", ALL, 1 / K)]),
-    "one row, unreduced": (
-        lambda b: F.cross_entropy(b.scores[:1], b.y[:1], reduction="none") / K,
-        [("none", 1, 1 / K)],
-    ),
     "times zero": (lambda b: b.scores.mean() * 0, [("mean", ALL, 0)]),
     "divided by zero": (lambda b: b.scores.mean() / 0, [("mean", ALL, math.inf)]),
-    "divided by a number that torch was given": (
-        lambda b: torch.ops.aten.div.Scalar(b.scores.mean(), 4.0),
-        [("mean", ALL, 1 / 4)],
-    ),
 }
 
 
@@ -205,10 +159,7 @@ BY_ROWS = [
     "cross entropy / K",
     "sum / count",
     "a masked mean",
-    "unreduced and summed",
     "unreduced and averaged",
-    "divided element by element",
-    "masked_fill",
     "where",
     "indexed by a mask",
     "two masks",
@@ -253,25 +204,14 @@ UNKNOWN: dict[str, tuple[Callable[[Batch], Any], str]] = {
     "an operation of the user's": (lambda b: Doubled.apply(b.scores.mean()) / 2, "written in Python"),
     "a root": (lambda b: F.mse_loss(b.scores, b.zeros).sqrt(), "SqrtBackward0"),
     "a product": (lambda b: b.scores.mean() * b.scores.sum(), "product of two"),
-    "an uncertainty": (lambda b: b.scores.mean() * torch.exp(-b.layer.bias[0]), "product of two"),
-    "divided by a loss": (lambda b: torch.tensor(2.0) / b.scores.mean(), "divided by something"),
     "the largest": (lambda b: b.scores.max(), "MaxBackward"),
     "one of many": (lambda b: b.scores.view(-1)[0], "picked"),
     "advantages": (lambda b: (b.scores[:, 0] * torch.randn(ROWS)).sum(), "some are negative"),
     "a mean over the batch, weighted and summed": (lambda b: (b.scores.mean(0) * b.weight).sum(), "batch was reduced"),
     "another loss of torch's": (lambda b: F.multi_margin_loss(b.scores, b.y), "MultiMarginLoss"),
-    "a stack, one picked": (lambda b: torch.stack([b.scores.mean(), b.scores.sum()])[1], "picked"),
-    "a weighted stack": (
-        lambda b: (torch.stack([b.scores.mean(), b.scores.sum()]) * torch.tensor([0.3, 0.7])).sum(),
-        "a weight of its own",
-    ),
     "weights of rows and of columns": (
         lambda b: (b.scores[:CLASSES] * b.weight[:, None] * b.weight).sum(),
         "cannot be read",
-    ),
-    "weights of columns, then of their sums": (
-        lambda b: ((b.scores[:CLASSES] * b.weight).sum(1) * b.weight).sum(),
-        "before and after a first sum",
     ),
     "a parameter": (lambda b: b.layer.bias, "a parameter itself"),
 }

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import linecache
 import math
 import os
 import subprocess
 import sys
 import textwrap
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +139,8 @@ with av.record(w) as recording:
     [
         (0.25, lambda loss: loss / 4),
         (0.5, lambda loss: 0.5 * loss),
-        (0.125, lambda loss: loss * 0.25 / 2),
-        (0.5, lambda loss: loss * torch.tensor(0.5)),
-        (3.0, lambda loss: loss.mul(3)),
+        (0.125, lambda loss: loss * torch.tensor(0.25) / 2),
         (4.0, lambda loss: 4 / loss),  # four times the reciprocal
-        (1.0, lambda loss: torch.div(torch.tensor(4.0), loss)),
         (1.0, lambda loss: loss * loss),
         (1.0, lambda loss: loss + 1),
         (math.inf, lambda loss: loss / 0),
@@ -159,20 +154,6 @@ def test_the_scale_is_the_product_of_the_constants_on_the_way_to_the_loss(scale:
     event = recording.ledger[0]
     assert event.scale == pytest.approx(scale)
     assert event.loss == pytest.approx(float(loss.detach()))
-
-
-class _Dispatched(torch.Tensor):
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C._DisableTorchDispatch():
-            return func(*args, **(kwargs or {}))
-
-
-def test_a_loss_of_a_subclass_that_may_keep_its_numbers_elsewhere_is_unread() -> None:
-    w = leaf()
-    with av.record(w) as recording:
-        (w * w).mean().as_subclass(_Dispatched).backward()
-    assert math.isnan(recording.ledger[0].loss)
 
 
 def test_a_constant_times_a_parameter_is_a_loss_not_a_scaled_one() -> None:
@@ -263,7 +244,7 @@ def test_clipping_is_seen_however_it_was_imported() -> None:
 
 @pytest.mark.parametrize(
     ("size", "dtype", "steps"),
-    [(3, torch.float32, 80), (3, torch.bfloat16, 3), (20, torch.float64, 3), (20_000, torch.float32, 3)],
+    [(3, torch.float32, 20), (20_000, torch.bfloat16, 3)],
 )
 def test_what_is_changed_through_data_is_an_edit_although_no_version_counts_it(
     size: int, dtype: torch.dtype, steps: int
@@ -313,34 +294,6 @@ def test_what_is_zeroed_through_data_after_the_step_is_zeroed(begins: int, after
     assert len(windows[-1].backwards) == 2
 
 
-@pytest.mark.parametrize("frees", [True, False])
-def test_a_step_that_frees_or_zeroes_what_it_has_used_has_used_it(frees: bool) -> None:
-    class Own(torch.optim.Optimizer):
-        def __init__(self, params: Any) -> None:
-            super().__init__(params, {"lr": 0.1})
-
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            for p in self.param_groups[0]["params"]:
-                p.add_(p.grad, alpha=-0.1)
-                if frees:
-                    p.grad = None
-                else:
-                    p.grad.zero_()
-
-    layer = nn.Linear(5, 1)
-    optimizer = Own(layer.parameters())
-    with av.record(layer, optimizer) as recording:
-        for _ in range(3):
-            for _ in range(2):
-                (layer(torch.randn(4, 5)).square().mean() / 2).backward()
-            optimizer.step()
-    ledger = recording.ledger
-    assert [window.backwards for window in ledger.windows()] == [(0, 1), (3, 4), (6, 7)]
-    assert [share.share for share in ledger.shares()] == [0.5] * 6
-    assert av.check(ledger).healthy
-
-
 def test_a_backward_by_a_name_of_its_own_is_one() -> None:
     backward, w = torch.autograd.backward, leaf()
     with av.record(w) as recording:
@@ -372,16 +325,6 @@ def test_a_call_that_raised_has_not_happened() -> None:
     assert [share.share for share in ledger.shares()] == [1.0, 1.0]
 
 
-def test_what_is_saved_while_it_is_recorded_is_saved_without_a_word() -> None:
-    w = leaf()
-    w.register_hook(torch.utils.hooks.unserializable_hook(lambda grad: grad))
-    with av.record(w), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(2):
-            (w * w).sum().backward()
-        torch.save({"w": w}, io.BytesIO())
-
-
 @pytest.mark.parametrize("value", [1.0, float("nan")])
 def test_what_nobody_changed_is_no_edit(value: float) -> None:
     layer = nn.Linear(100, 1)
@@ -394,18 +337,6 @@ def test_what_nobody_changed_is_no_edit(value: float) -> None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
     assert "edit" not in {event.kind for event in recording.ledger.events}
-
-
-def test_a_gradient_of_which_torch_has_yet_to_turn_the_sign_has_its_sign() -> None:
-    w = torch.full((1,), 3.0, requires_grad=True)
-    with av.record(w) as recording:
-        for _ in range(2):
-            turned = torch.complex(torch.ones(1), w).conj()
-            (turned * turned * (1 + 2j)).real.sum().backward()
-    assert w.grad is not None
-    assert w.grad.is_neg()  # in memory it is a plain 4
-    assert recording.ledger.values("w", of="contribution").ravel().tolist() == [-2.0, -2.0]
-    assert recording.ledger.values("w").ravel().tolist() == [-2.0, -4.0]
 
 
 def test_an_open_recording_can_be_read_and_shows_edits_so_far() -> None:
@@ -498,17 +429,6 @@ def test_saved_bytes_are_those_alive_before_and_after_a_backward() -> None:
             w.exp().sum().backward(retain_graph=retain)
     assert [event.saved_before for event in recording.ledger] == [4000, 4000, 4000, 4000]
     assert [event.saved_after for event in recording.ledger] == [0, 4000, 4000, 0]
-
-
-def test_what_two_retained_graphs_share_is_there_once() -> None:
-    w = leaf(1000)
-    with av.record(w, memory=True) as recording:
-        shared = w.exp()
-        losses = shared.sum(), -shared.sum()
-        for loss in losses:
-            loss.backward(retain_graph=True)
-    assert [event.saved_before for event in recording.ledger] == [4000, 4000]
-    assert [event.saved_after for event in recording.ledger] == [4000, 4000]
 
 
 def test_a_graph_is_held_by_its_loss_although_the_quotient_of_it_is_gone() -> None:
@@ -677,8 +597,7 @@ def test_a_scaler_that_is_switched_off_unscales_nothing() -> None:
     assert [event.kind for event in recording.ledger] == ["backward", "step"]
 
 
-@pytest.mark.parametrize("size", [2, 5])
-def test_of_a_leaf_whose_size_changes_the_norm_is_read_and_no_other_leaf_touched(size: int) -> None:
+def test_of_a_leaf_whose_size_changes_the_norm_is_read_and_no_other_leaf_touched() -> None:
     w, other = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([w, other], lr=0.1)
 
@@ -689,12 +608,12 @@ def test_of_a_leaf_whose_size_changes_the_norm_is_read_and_no_other_leaf_touched
 
     with av.record({"w": w, "other": other}, optimizer) as recording:
         step()
-        w.data = torch.ones(size)
+        w.data = torch.ones(5)
         step()
     ledger = recording.ledger
     assert ledger.parameters[0].shape == (3,)
-    np.testing.assert_allclose(ledger.grad[[0, 3, 4], 0], 2 * np.sqrt([3, size, size]), rtol=1e-6)
-    np.testing.assert_allclose(ledger.contribution[[0, 3], 0], 2 * np.sqrt([3, size]), rtol=1e-6)
+    np.testing.assert_allclose(ledger.grad[[0, 3, 4], 0], 2 * np.sqrt([3, 5, 5]), rtol=1e-6)
+    np.testing.assert_allclose(ledger.contribution[[0, 3], 0], 2 * np.sqrt([3, 5]), rtol=1e-6)
     assert ledger.values("w")[0].tolist() == [2, 2, 2]
     assert np.isnan(ledger.values("w")[3]).all()
     assert ledger.values("other")[[0, 3]].tolist() == [[1, 1], [1, 1]]

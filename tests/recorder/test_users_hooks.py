@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import accumviz as av
 
@@ -19,11 +18,11 @@ K, WINDOWS = 4, 3
 class Loop:
     """K micro-batches a step of two parameters, whose gradients are whole numbers: exact in any order."""
 
-    def __init__(self, *, momentum: float = 0.0, losses: int = 1, wide: int = 1) -> None:
+    def __init__(self, *, momentum: float = 0.0, wide: int = 1) -> None:
         self.net = nn.ParameterList([torch.arange(1.0, 3.0).repeat(wide), torch.full((wide,), 3.0)])
         self.own = list(self.net.parameters())
         self.optimizer = torch.optim.SGD(self.own, lr=2.0**-20, momentum=momentum)
-        self.losses, self.batch = losses, 0
+        self.batch = 0
 
     def full(self) -> bool:
         """Whether this micro-batch is the last of its window."""
@@ -32,8 +31,7 @@ class Loop:
     def loss(self, divisor: float = 1.0) -> Tensor:
         weights = torch.cat(self.own)
         scores = weights * torch.tensor([[self.batch], [1.0]]) * torch.arange(1, len(weights) + 1)
-        loss = scores.sum(1).mean() / divisor
-        return loss if self.losses == 1 else loss + scores.square().sum(1).mean() / divisor
+        return scores.sum(1).mean() / divisor
 
     def train(self, divisor: float = 1.0, by_hand: float = 1.0) -> Any:
         with av.record(self.net, self.optimizer) as recording:
@@ -48,9 +46,6 @@ class Loop:
         return recording.ledger
 
 
-Hooked = Callable[[Loop, float], None]
-
-
 def _before_the_step(loop: Loop, by: float) -> None:
     def hook(*_: Any) -> None:
         for p in loop.own:
@@ -60,23 +55,7 @@ def _before_the_step(loop: Loop, by: float) -> None:
     loop.optimizer.register_step_pre_hook(hook)
 
 
-def _through_data(loop: Loop, by: float) -> None:
-    def hook(*_: Any) -> None:
-        for p in loop.own:
-            if p.grad is not None:
-                p.grad.data.div_(by)
-
-    loop.optimizer.register_step_pre_hook(hook)
-
-
-HOOKS: dict[str, Hooked] = {"before the step": _before_the_step, "before the step, without a version": _through_data}
-LOOPS: dict[str, dict[str, Any]] = {
-    "elements": {},
-    "norms": {"wide": 70},
-    "momentum": {"momentum": 0.5},
-    "two losses": {"losses": 2},
-}
-hooks = pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
+LOOPS: dict[str, dict[str, Any]] = {"elements": {}, "norms": {"wide": 70, "momentum": 0.5}}
 loops = pytest.mark.parametrize("options", LOOPS.values(), ids=LOOPS)
 
 
@@ -88,13 +67,10 @@ def _rules(ledger: Any) -> set[str]:
     return {finding.rule for finding in av.check(ledger).findings}
 
 
-@hooks
 @loops
-def test_a_division_in_a_hook_is_an_edit_of_its_own_and_the_loop_is_healthy(
-    hook: Hooked, options: dict[str, Any]
-) -> None:
+def test_a_division_in_a_hook_is_an_edit_of_its_own_and_the_loop_is_healthy(options: dict[str, Any]) -> None:
     loop, plain = Loop(**options), Loop(**options)
-    hook(loop, K)
+    _before_the_step(loop, K)
     ledger, by_hand = loop.train(), plain.train(by_hand=K)
     assert _told(ledger) == [*["backward"] * K, "edit hook", "step", "zero_grad"] * WINDOWS
     # To the last bit what a division by hand in that place is told as.
@@ -109,36 +85,13 @@ def test_a_division_in_a_hook_is_an_edit_of_its_own_and_the_loop_is_healthy(
     assert av.check(ledger).verdict == "healthy"
 
 
-@hooks
 @loops
-def test_a_hook_that_changes_nothing_hides_no_missing_division(hook: Hooked, options: dict[str, Any]) -> None:
+def test_a_hook_that_changes_nothing_hides_no_missing_division(options: dict[str, Any]) -> None:
     loop = Loop(**options)
-    hook(loop, 1.0)
+    _before_the_step(loop, 1.0)
     ledger = loop.train()
     np.testing.assert_allclose(ledger.shares().share, 1.0, rtol=1e-6)
     assert _rules(ledger) == {"loss-not-divided"}
-
-
-def test_a_hook_of_all_optimizers_that_came_while_recording_is_an_edit_too() -> None:
-    loop, handles = Loop(), list[Any]()
-
-    def divide(*_: Any) -> None:
-        for p in loop.own:
-            p.grad.div_(K)
-
-    def late(_: Tensor) -> None:
-        if not handles:
-            handles.append(register_optimizer_step_pre_hook(divide))
-
-    loop.own[0].register_hook(late)
-    try:
-        ledger = loop.train()
-    finally:
-        handles[0].remove()
-    assert _told(ledger) == [*["backward"] * K, "edit hook", "step", "zero_grad"] * WINDOWS
-    np.testing.assert_allclose(ledger.shares().share, 1 / K, rtol=1e-6)
-    assert av.check(ledger).verdict == "healthy"
-    assert not loop.optimizer._optimizer_step_pre_hooks
 
 
 # --- while a backward runs ------------------------------------------------------------------------
@@ -162,16 +115,6 @@ def _shares_under(change: Callable[[Any], Any], after: bool, options: dict[str, 
     return loop.train()
 
 
-def _divides_all(p: Tensor) -> None:
-    """Divide every gradient as the last one comes, as a hook of one parameter may."""
-    others.setdefault(id(p), p)
-    if len(others) == 2:
-        for other in others.values():
-            _divides(other)
-        others.clear()
-
-
-others: dict[int, Tensor] = {}
 # What hooks do, and whether after autograd has added.
 CHANGES: dict[str, tuple[Callable[[Any], Any], bool]] = {
     "divides": (lambda g: g / K, False),
@@ -179,7 +122,6 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], bool]] = {
     "copies": (lambda g: g.clone(), False),
     "divides .grad": (_divides, True),
     "replaces .grad": (_replaces, True),
-    "divides each .grad at last": (_divides_all, True),
 }
 
 
@@ -232,13 +174,6 @@ def test_our_hooks_are_first_and_last_and_the_users_keep_their_order() -> None:
         (w * w).sum().backward()
     (w * w).sum().backward()
     assert called == ["a", "b", "after a", "after b"] * 2
-
-
-def test_a_contribution_is_what_hooks_made_of_it() -> None:
-    loop, divided = Loop(), Loop()
-    for p in loop.own:
-        p.register_hook(lambda g: g / K)
-    np.testing.assert_array_equal(loop.train().contribution, divided.train(divisor=K).contribution)
 
 
 def test_a_parameter_without_a_hook_shows_what_a_backward_weighs() -> None:

@@ -70,17 +70,6 @@ def train(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, loss_of:
             saw("step")
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(16, 2, 24, dropout=0.2, batch_first=True), 2, enable_nested_tensor=False
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x)
-
-
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -118,28 +107,14 @@ def _of(make: Callable[[], nn.Module], data: Callable[[], torch.Tensor]) -> Call
     return build
 
 
-def _autocast() -> tuple[nn.Module, Callable[[], torch.Tensor]]:
-    model, _ = _mlp()
-
-    def loss() -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return model(torch.randn(5, 8)).float().square().mean()
-
-    return model, loss
-
-
 MODELS = {
     "mlp": _mlp,
-    "transformer": _of(Attention, lambda: torch.randn(3, 5, 16)),
     "tied": _of(Tied, lambda: torch.randint(0, 11, (3, 4))),
     "checkpoint": _of(lambda: Checkpointed(False), lambda: torch.randn(4, 8)),
     "reentrant checkpoint": _of(lambda: Checkpointed(True), lambda: torch.randn(4, 8).requires_grad_()),
-    "autocast": _autocast,
 }
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "sgd": lambda p: torch.optim.SGD(p, 0.05),
     "momentum": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True),
-    "adam": lambda p: torch.optim.Adam(p, 1e-2),
     "adamw": lambda p: torch.optim.AdamW(p, 1e-2, amsgrad=True),
     "fused adamw": lambda p: torch.optim.AdamW(p, 1e-2, fused=True),
     "fused sgd": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, fused=True),
@@ -154,23 +129,6 @@ def _plain(model_name: str, optimizer_name: str) -> Callable[[Run], list[Any]]:
         return [model, optimizer]
 
     return program
-
-
-def _penalty(run: Run) -> list[Any]:
-    model, _ = _mlp()
-    optimizer, saw = torch.optim.SGD(model.parameters(), 0.05), run.witness.saw
-    with run.around(model, optimizer):
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            saw("zero_grad")
-            x = torch.randn(5, 8, requires_grad=True)
-            out = model(x).sum()
-            (slope,) = torch.autograd.grad(out, x, create_graph=True)
-            (out + (slope.norm(dim=1) - 1).square().mean()).backward()
-            saw("backward")
-            optimizer.step()
-            saw("step")
-    return [model, optimizer]
 
 
 def _lbfgs(run: Run) -> list[Any]:
@@ -223,7 +181,6 @@ def _scaler(run: Run) -> list[Any]:
 PROGRAMS: dict[str, Callable[[Run], list[Any]]] = {
     # Each model once, each optimizer at least once.
     **{f"{m}, {o}": _plain(m, o) for m, o in zip(MODELS, itertools.cycle(OPTIMIZERS), strict=False)},
-    "gradient penalty": _penalty,
     "lbfgs": _lbfgs,
     "sparse embedding": _sparse,
     "gradient scaler": _scaler,
