@@ -1,4 +1,4 @@
-"""Draw the path of one or two weights, over a curve or contours of the loss, or from step to step."""
+"""Draw the path of one or two weights: over the curve of the loss, in their plane, or from step to step."""
 
 from __future__ import annotations
 
@@ -19,31 +19,20 @@ from accumviz.views.player import Player
 from accumviz.views.style import number
 from accumviz.views.words import shorten
 
-Loss = Callable[..., Any]
+Loss = Callable[[float], Any]
 Range = tuple[float, float]
-Point = tuple[float, float]
 Names = tuple[str, ...]
-Numbers = Sequence[float]
 Element = list[Any]
-# The picture, in its own units, and the room in it that is the path's.
+# The picture, in its own units, and the room in it for the path.
 WIDTH = 320
 HEIGHT = 190
 # Left of it is room for the rings around the first station, and then for the numbers of the axis.
-_LEFT = 52.0
-_RIGHT = 306.0
-_TOP = 14.0
-_BOTTOM = 162.0
-# Points of a curve, points of each side of contours, and contours.
+_ACROSS = (52.0, 306.0)
+_UP = (162.0, 14.0)
+# Points of a curve.
 _FINE = 61
-_COARSE = 33
-_LEVELS = 9
-# A path runs away where it comes so many times as far as most of its steps.
-_FAR = 3.0
-# Beside what runs so many times as far as a right run mostly does, all others would be a point.
+# Beside a run that moves so many times as far as a right run mostly does, all others would be a point.
 _LONG = 5.0
-_MOST_POINTS = 400
-# Any number that is far beyond all edges.
-_BEYOND = 1e30
 
 
 class WeightPath(NamedTuple):
@@ -65,21 +54,14 @@ def path(ledger: Ledger) -> WeightPath:
     steps = [event.index for event in ledger.of("step")]
     if not steps or of_ranks or size not in (1, 2):
         return WeightPath()
-    kept = []
-    for i in range(len(parameters)):
-        weights = ledger.weights(i)
-        if not weights.size:
-            return WeightPath()
-        kept.append(weights)
-    elements = np.concatenate(kept, axis=1)
-    seen = ~np.isnan(elements).all(axis=1)
-    seen[steps] = True
-    events = np.flatnonzero(seen)
-    before = events[~np.isin(events, steps)]
-    if before.size > 1:
+    kept = [ledger.weights(i) for i in range(len(parameters))]
+    if not all(weights.size for weights in kept):
         return WeightPath()
-    events[: before.size] = -1
-    return WeightPath(_element_names(ledger), events.tolist(), elements[seen])
+    points = np.concatenate(kept, axis=1)
+    first = np.flatnonzero(~np.isnan(points).all(axis=1))[:1]
+    before = [-1] if first.size and first[0] < steps[0] else []
+    rows = [*first[: len(before)], *steps]
+    return WeightPath(_element_names(ledger), [*before, *steps], points[rows])
 
 
 def _element_names(ledger: Ledger) -> Names:
@@ -88,9 +70,8 @@ def _element_names(ledger: Ledger) -> Names:
         name = literal(parameter.name)
         if parameter.numel == 1:
             names.append(name)
-            continue
-        for i in range(parameter.numel):
-            names.append(f"{name}[{i}]")
+        else:
+            names += [f"{name}[0]", f"{name}[1]"]
     return tuple(names)
 
 
@@ -105,7 +86,7 @@ def play(
     `ledger` may be the recording, whose own graphs are shown where none are given. `graph` is one
     graph for all backwards, or each backward's own by its event's index. Either of the two may be
     missing: `play(ledger)` has no graph pane, `play(graph)` nothing else. Weights of one or two
-    elements are drawn on their way; `loss`, a function of these numbers, puts its curve or contours below.
+    elements are drawn on their way; `loss`, a function of a single weight, puts its curve below.
     Raises `TypeError` for anything else, `ValueError` for the graph of an event that is no backward.
 
     >>> play(Ledger.build([], []))
@@ -122,19 +103,19 @@ def play(
 
 @dataclass(frozen=True)
 class Field:
-    """The ground on which paths are drawn: the range of each element, and the loss where one was given.
+    """The ground on which paths are drawn: the range of each axis, and the loss where one was given.
 
-    `lines` draw the loss; `heights` is the range of its curve, of one element. `runs` counts those
-    that share the ground, and `steps` is how many points the longest path has.
+    `across` and `up` are the ranges of the two axes, and `axes` their names. `curve` draws the
+    loss. `runs` counts those that share the ground.
     """
 
     names: Names
-    ranges: Sequence[Range]
-    loss: Loss | None
-    heights: Range
-    lines: Sequence[str]
-    runs: int
-    steps: int
+    axes: Names
+    across: Range
+    up: Range
+    loss: Loss | None = None
+    curve: str = ""
+    runs: int = 1
 
     def picture(self, ledger: Ledger, chosen: Sequence[int]) -> dict[str, Any]:
         """Return a path as a page draws it: the ground `m` below it, what it means, and the points `p`.
@@ -143,78 +124,45 @@ class Field:
         where it lies outside, an arrow with its number.
         """
         names, events, points = path(ledger)
-        places = {event: i for i, event in enumerate(chosen)}
-        places[-1] = -1
-        kept = [i for i, event in enumerate(events) if event in places]
-        if names != self.names or not kept:
+        if names != self.names:
             return {}
-        across, up = self._axes(len(events))
+        places = {event: place for place, event in enumerate(chosen)}
+        places[-1] = -1
         digits = words.telling(points)
         stations = []
-        is_beyond = False
-        before = None
-        for i in kept[:: math.ceil(len(kept) / _MOST_POINTS)]:
-            values = points[i].tolist()
-            point = self._place(values, i)
-            x, y = _inside(point, before, across, up)
-            arrow = self._arrow(values)
-            station = [
-                places[events[i]],
-                _x(x, across),
-                _y(y, up),
-                self._words(values, digits),
-                arrow,
-            ]
-            stations.append(station)
-            is_beyond = is_beyond or arrow != ""
-            before = point
+        for i, event in enumerate(events):
+            if event in places:
+                station = self._station(i, points[i].tolist(), digits)
+                stations.append([places[event], *station])
+        if not stations:
+            return {}
+        is_beyond = any(arrow for *_, arrow in stations)
         return {
-            "m": self._elements(across, up),
+            "m": self._elements(),
             "note": self._note(),
             "arrow": "Arrow: beyond the edge." if is_beyond else "",
             "p": stations,
         }
 
-    def _axes(self, points: int) -> tuple[Range, Range]:
-        first, *others = self.ranges
-        if others:
-            return first, others[0]
-        if self.loss is not None:
-            return first, self.heights
-        last = max(self.steps, points, 2) - 1.0
-        return (0.0, last), first
-
-    def _place(self, values: Numbers, i: int) -> Point:
-        """Return where the i-th point is, in the units of the axes; what is not finite is beyond all."""
-        first, *others = map(_finite, values)
-        if others:
-            return first, others[0]
-        if self.loss is None:
-            return float(i), first
-        height = _at(self.loss, first)
-        return first, _finite(height)
-
-    def _words(self, values: Numbers, digits: int) -> str:
-        parts = []
+    def _station(self, i: int, values: list[float], digits: int) -> list[Any]:
+        """Return where the i-th point is drawn, what it says, and its arrow if it lies beyond the edge."""
+        first, last = values[0], values[-1]
+        said = []
         for name, value in zip(self.names, values, strict=True):
-            text = number(value, digits)
-            parts.append(f"{shorten(name, 40)} {text}")
-        if self.loss is not None and all(map(math.isfinite, values)):
-            loss = _at(self.loss, *values)
-            parts.append(f"loss {number(loss)}")
-        return ", ".join(parts)
-
-    def _arrow(self, values: Numbers) -> str:
-        """Return what stands at the edge for a point beyond it."""
-        signs = ["←→", "↓↑"]
-        if len(values) == 1 and self.loss is None:
-            signs = ["↓↑"]
-        for value, (low, high), sign in zip(values, self.ranges, signs, strict=False):
-            if low <= value <= high:
-                continue
-            arrow = sign[0] if value < low else sign[1]
-            return f"{arrow} {number(value, 3)}"
-        return ""
+            said.append(f"{shorten(name, 40)} {number(value, digits)}")
+        if self.loss is not None:
+            last = _at(self.loss, first)
+            if math.isfinite(first):
+                said.append(f"loss {number(last)}")
+            arrow = _arrow(first, self.across, "←→")
+        elif len(values) == 1:
+            first = float(i)
+            arrow = _arrow(last, self.up, "↓↑")
+        else:
+            arrow = _arrow(first, self.across, "←→") or _arrow(last, self.up, "↓↑")
+        x = _place(first, self.across, _ACROSS)
+        y = _place(last, self.up, _UP)
+        return [x, y, ", ".join(said), arrow]
 
     def _note(self) -> str:
         note = "Small dots: after each step."
@@ -224,35 +172,40 @@ class Field:
             note += " One scale for all runs."
         return note
 
-    def _elements(self, across: Range, up: Range) -> list[Element]:
-        """Return ticks, axes with their names, and lines of the loss.
+    def _elements(self) -> list[Element]:
+        """Return ticks, axes with their names, and the curve of the loss.
 
         Each is a name, its attributes, and its text if it has one.
         """
-        names = [shorten(name, 24) for name in self.names]
-        columns = _round_values(*across)
-        rows = _round_values(*up)
-        if len(names) == 1 and self.loss is None:
-            names.insert(0, "step")
-        names.append("loss")
-        if names[0] == "step":
+        below, beside = self.axes
+        columns = _round_values(*self.across)
+        rows = _round_values(*self.up)
+        if below == "step":
             columns = list(filter(float.is_integer, columns))
-        end = {"x": 310, "y": 189, "text-anchor": "end"}
         elements: list[Element] = []
         for value, text in zip(columns, _apart(columns), strict=True):
-            at = {"x": _x(value, across), "y": 176}
+            at = {"x": _place(value, self.across, _ACROSS), "y": 176}
             elements.append(["text.av-tickx", at, text])
         for value, text in zip(rows, _apart(rows), strict=True):
-            at = {"x": 40, "y": _y(value, up, 4)}
-            elements.append(["text.av-ticky", at, text])
+            y = _place(value, self.up, _UP) + 4
+            elements.append(["text.av-ticky", {"x": 40, "y": round(y, 1)}, text])
+        end = {"x": 310, "y": 189, "text-anchor": "end"}
         elements += [
             ["path.av-axes", {"d": "M46 10V162H310"}],
-            ["text.av-axisname", end, names[0]],
-            ["text.av-axisname", {"x": 50, "y": 10}, names[1]],
+            ["text.av-axisname", end, shorten(below, 24)],
+            ["text.av-axisname", {"x": 50, "y": 10}, shorten(beside, 24)],
         ]
-        for line in self.lines:
-            elements.append(["path.av-loss", {"d": line}])
+        if self.curve:
+            elements.append(["path.av-loss", {"d": self.curve}])
         return elements
+
+
+def _arrow(value: float, axis: Range, signs: str) -> str:
+    low, high = axis
+    if low <= value <= high:
+        return ""
+    sign = signs[0] if value < low else signs[1]
+    return f"{sign} {number(value, 3)}"
 
 
 def field(
@@ -263,13 +216,13 @@ def field(
 ) -> Field | None:
     """Return the ground for the paths of these runs; None where there is no path, or the runs have different weights.
 
-    `loss` takes one number for each element of the weights and returns the loss there. The `right`
-    ones among the runs say how far it is worth looking. Raises `TypeError` for a loss that cannot be
-    called or returns no number.
+    `loss` takes a single weight and returns the loss there. The `right` ones among the runs say how
+    far it is worth looking. Raises `TypeError` for a loss that cannot be called, that returns no
+    number, or that is given for two weights.
     """
     if loss is not None and not callable(loss):
         raise TypeError(
-            f"loss is {arguments.a(loss)}; expected a function of the weights: loss=lambda w: ..."
+            f"loss is {arguments.a(loss)}; expected a function of the weight: loss=lambda w: ..."
         )
     paths = [path(ledger) for ledger in ledgers]
     names = paths[0].names if paths else ()
@@ -281,193 +234,122 @@ def field(
         columns = [one.points[:, i] for one in paths]
         typical = [model.points[:, i] for model in models]
         ranges.append(_range(columns, typical))
-    heights: Range = 0.0, 1.0
-    lines: list[str] = []
-    if loss is not None:
-        first = models[0] if models else paths[0]
-        ranges = _with_valley(loss, ranges, first.points)
-        if len(names) == 1:
-            heights, lines = _curve(loss, ranges[0])
-        else:
-            lines = _contours(loss, *ranges)
-    steps = max(len(one.events) for one in paths)
-    return Field(names, ranges, loss, heights, lines, len(paths), steps)
+    first, last = ranges[0], ranges[-1]
+    runs = len(paths)
+    if len(names) == 2:
+        if loss is not None:
+            raise TypeError(
+                f"loss is given for {' and '.join(names)}; expected one weight"
+            )
+        return Field(names, names, first, last, runs=runs)
+    if loss is None:
+        steps = max(len(one.events) for one in paths)
+        across = (0.0, max(steps, 2) - 1.0)
+        return Field(names, ("step", *names), across, last, runs=runs)
+    first = _with_valley(loss, first)
+    heights, curve = _curve(loss, first)
+    return Field(names, (*names, "loss"), first, heights, loss, curve, runs)
 
 
 def _range(paths: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> Range:
     """Return the lowest and the highest value; what runs away is left out, so that the others are seen."""
     values = np.concatenate(paths)
-    begin = float(values[0])
-    if not math.isfinite(begin):
-        begin = 0.0
-    reaches = [_reach(one) for one in paths]
-    typical = [_reach(one) for one in right]
-    if not any(typical):
-        typical = reaches
-    moving = list(filter(None, typical)) or [0.0]
-    limit = _LONG * median_low(moving)
-    most = max(reach for reach in reaches if reach <= limit)
     values = values[np.isfinite(values)]
-    lowest = float(values.min(initial=begin))
-    highest = float(values.max(initial=begin))
-    low = max(lowest, begin - most)
-    high = min(highest, begin + most)
+    if not values.size:
+        return -1.0, 1.0
+    begin = float(values[0])
+    reaches = [_reach(one, begin) for one in paths]
+    moving = [reach for one in right if (reach := _reach(one, begin))]
+    moving = moving or list(filter(None, reaches)) or [0.0]
+    limit = _LONG * median_low(moving)
+    most = max((reach for reach in reaches if reach <= limit), default=limit)
+    low = max(float(values.min()), begin - most)
+    high = min(float(values.max()), begin + most)
     margin = 0.12 * (high - low) or 0.5 * abs(begin) or 1.0
     return low - margin, high + margin
 
 
-def _reach(values: np.ndarray) -> float:
-    """Return how far a path comes from its beginning; of one that runs away, how far most of it does.
+def _reach(values: np.ndarray, begin: float) -> float:
+    """Return how far from the beginning most of a path is: at most three times as far as its median point.
 
-    >>> _reach(np.array([1.0, 1.5, 2.0])), _reach(np.array([1.0, 2.0, 0.0, 3.0, -1e9]))
+    >>> _reach(np.array([1.0, 1.5, 2.0]), 1.0), _reach(np.array([1.0, 2.0, 0.0, 3.0, -1e9]), 1.0)
     (1.0, 4.5)
     """
-    finite = values[np.isfinite(values)]
-    gaps = np.abs(finite - values[0])
-    moved = gaps[gaps > 0]
+    moved = np.abs(values[np.isfinite(values)] - begin)
+    moved = moved[moved > 0]
     if not moved.size:
         return 0.0
-    farthest = float(moved.max())
-    usual = float(np.median(moved))
-    return min(farthest, _FAR * usual)
+    return min(float(moved.max()), 3 * float(np.median(moved)))
 
 
 # --- the loss ------------------------------------------------------------------------------------
 
 
-def _at(loss: Loss, *weights: float) -> float:
+def _at(loss: Loss, weight: float) -> float:
     try:
-        return float(loss(*weights))
+        return float(loss(weight))
     except OverflowError:
         return math.inf
     except (TypeError, ValueError) as wrong:
-        takes = "two numbers" if weights[1:] else "one number"
         raise TypeError(
-            f"loss gave no number ({wrong}); expected a function that takes {takes}, the weights, "
+            f"loss gave no number ({wrong}); expected a function that takes one number, the weight, "
             "and returns the loss there"
         ) from wrong
 
 
-def _with_valley(
-    loss: Loss, ranges: Sequence[Range], points: np.ndarray
-) -> list[Range]:
-    """Widen ranges so that they hold where the loss is lowest, if that is near: a path is read by where it leads.
-
-    It is looked for along each element, from the last point of a path that is finite.
-    """
-    is_finite = np.isfinite(points).all(axis=1)
-    ends = points[is_finite].tolist()
-    end = ends[-1] if ends else [begin for begin, _ in ranges]
-    widened = []
-    for i, (low, high) in enumerate(ranges):
-        wide = high - low
-        at = [*end]
-        losses = {}
-        places = np.linspace(low - 3 * wide, high + 3 * wide, 71)
-        for x in places.tolist():
-            at[i] = x
-            losses[x] = _at(loss, *at)
-        lowest = min(losses, key=lambda x: (math.isnan(losses[x]), losses[x]))
-        room = 0.0 if low < lowest < high else 0.2 * wide
-        first = min(low, lowest - room)
-        last = max(high, lowest + room)
-        widened.append((first, last))
-    return widened
+def _with_valley(loss: Loss, across: Range) -> Range:
+    """Widen a range so that it holds where the loss is lowest, if that is near: a path is read by where it leads."""
+    low, high = across
+    wide = high - low
+    places, losses = _losses(loss, (low - 3 * wide, high + 3 * wide), 71)
+    if not losses.size:
+        return across
+    lowest = float(places[losses.argmin()])
+    room = 0.0 if low < lowest < high else 0.2 * wide
+    return min(low, lowest - room), max(high, lowest + room)
 
 
-def _curve(loss: Loss, across: Range) -> tuple[Range, list[str]]:
-    """Return what the loss reaches over a range, and its curve there."""
-    places = np.linspace(*across, _FINE)
+def _losses(loss: Loss, across: Range, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return places in a range, and the losses there, where they are finite."""
+    places = np.linspace(*across, count)
     losses = np.array([_at(loss, x) for x in places.tolist()])
     is_finite = np.isfinite(losses)
-    places = places[is_finite]
-    losses = losses[is_finite]
+    return places[is_finite], losses[is_finite]
+
+
+def _curve(loss: Loss, across: Range) -> tuple[Range, str]:
+    """Return what the loss reaches over a range, and its curve there."""
+    places, losses = _losses(loss, across, _FINE)
     if not losses.size:
-        return (0.0, 1.0), []
+        return (0.0, 1.0), ""
     low = float(losses.min())
     high = float(losses.max())
     if low < 0.3 * high:
         low = min(low, 0.0)
     if high <= low:
         high = low + 1.0
-    columns = _along(places, across, _LEFT, _RIGHT)
-    rows = _along(losses, (low, high), _BOTTOM, _TOP)
-    return (low, high), [_line(np.stack([columns, rows], axis=1))]
-
-
-def _contours(loss: Loss, across: Range, up: Range) -> list[str]:
-    from contourpy import contour_generator
-
-    xs = np.linspace(*across, _COARSE)
-    ys = np.linspace(*up, _COARSE)
-    losses = []
-    for y in ys.tolist():
-        for x in xs.tolist():
-            losses.append(_at(loss, x, y))
-    if not np.isfinite(losses).any():
-        return []
-    low = float(np.nanmin(losses))
-    high = float(np.nanmax(losses))
-    columns = np.linspace(_LEFT, _RIGHT, _COARSE)
-    rows = np.linspace(_BOTTOM, _TOP, _COARSE)
-    heights = np.reshape(losses, (_COARSE, _COARSE))
-    generator = contour_generator(columns, rows, heights)
-    contours = []
-    for k in range(1, _LEVELS + 1):
-        # Closer together near the valley, where paths go.
-        part = (k / (_LEVELS + 1)) ** 2
-        level = low + (high - low) * part
-        lines = map(_line, generator.lines(level))
-        contours.append("".join(lines))
-    return contours
-
-
-def _line(points: Any) -> str:
-    places = [f"{x:.1f} {y:.1f}" for x, y in points]
-    return "M" + "L".join(places)
+    points = []
+    for x, height in zip(places.tolist(), losses.tolist(), strict=True):
+        column = _place(x, across, _ACROSS)
+        row = _place(height, (low, high), _UP)
+        points.append(f"{column:.1f} {row:.1f}")
+    return (low, high), "M" + "L".join(points)
 
 
 # --- axes ----------------------------------------------------------------------------------------
 
 
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else _BEYOND
+def _place(value: float, axis: Range, room: Range) -> float:
+    """Return where a value is drawn; at the edge, if it lies beyond.
 
-
-def _x(value: float, axis: Range) -> float:
-    place: float = _along(value, axis, _LEFT, _RIGHT)
-    return round(place, 1)
-
-
-def _y(value: float, axis: Range, below: float = 0.0) -> float:
-    place: float = _along(value, axis, _BOTTOM, _TOP)
-    return round(place + below, 1)
-
-
-def _along(value: Any, axis: Range, start: float, stop: float) -> Any:
-    low, high = axis
-    wide = (high - low) or 1.0
-    return start + (stop - start) * (value - low) / wide
-
-
-def _inside(point: Point, before: Point | None, *axes: Range) -> Any:
-    """Return where a point is drawn: of one that lies outside, where the way from the point before leaves the ground.
-
-    >>> _inside((2, 3.0), (1, 1.0), (0, 2), (0, 2))
-    [1.5, 2.0]
+    >>> _place(1.0, (0.0, 4.0), (10.0, 50.0)), _place(9.0, (0.0, 4.0), (10.0, 50.0))
+    (20.0, 50.0)
     """
-    lows, highs = zip(*axes, strict=True)
-    edges = np.clip(point, lows, highs)
-    if before is None or (np.clip(before, lows, highs) != before).any():
-        return edges.tolist()
-    start = np.array(before)
-    way = point - start
-    inside = edges - start
-    leaves = edges != point
-    shares = inside[leaves] / way[leaves]
-    share = shares.min(initial=1.0)
-    places = start + share * way
-    return places.tolist()
+    low, high = axis
+    start, stop = room
+    inside = high if math.isnan(value) else min(max(value, low), high)
+    place = start + (stop - start) * (inside - low) / ((high - low) or 1.0)
+    return round(place, 1)
 
 
 def _round_values(low: float, high: float) -> list[float]:

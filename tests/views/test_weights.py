@@ -37,8 +37,8 @@ def lines(found: dict[str, Any]) -> list[str]:
     return [at["d"] for name, at, *_ in found["m"] if name == "path.av-loss"]
 
 
-def bowl(*w: float) -> float:
-    return sum((x - 2) ** 2 for x in w)
+def bowl(w: float) -> float:
+    return (w - 2) ** 2
 
 
 def test_one_weight_walks_down_its_curve_from_where_it_was_before_anything_ran() -> None:
@@ -57,17 +57,15 @@ def test_one_weight_walks_down_its_curve_from_where_it_was_before_anything_ran()
     assert found["note"] == "Small dots: after each step. Grey: the loss."
 
 
-def test_two_weights_have_contours_and_names_of_their_elements() -> None:
-    found = told(walked([0.0, 1.0], [0.5, 1.2]), bowl)
+def test_two_weights_walk_in_their_plane_with_names_of_their_elements() -> None:
+    found = told(walked([0.0, 1.0], [0.5, 1.2]))
     assert texts(found, "text.av-axisname") == ["w[0]", "w[1]"]
-    assert len(list(filter(None, lines(found)))) > 4
-    assert found["p"][1][3] == "w[0] 0.5, w[1] 1.2, loss 2.89"
+    assert found["p"][1][3] == "w[0] 0.5, w[1] 1.2"
 
 
-@pytest.mark.parametrize("loss", [bowl, None])
-def test_ticks_that_are_near_have_the_digits_that_tell_them_apart(loss: Any) -> None:
+def test_ticks_that_are_near_have_the_digits_that_tell_them_apart() -> None:
     """Below a path from 2 to 2.007 stood 2, 2, 2, 2.01 and 2.01."""
-    found = told(walked([2.0, 0.25], [2.0, 0.15], [2.007, 0.19]), loss)
+    found = told(walked([2.0, 0.25], [2.0, 0.15], [2.007, 0.19]))
     for look in ("text.av-tickx", "text.av-ticky"):
         marks = texts(found, look)
         assert len(marks) == len(set(marks)) > 2
@@ -91,28 +89,20 @@ def test_what_runs_away_is_an_arrow_with_its_number_and_the_rest_stays_readable(
     assert max(spread) - min(spread) > 20, "what stays is not squeezed into a point"
     assert left[4] == ("← −900" if loss else "↓ −900")
     assert right[4] == ("→ 1e9" if loss else "↑ 1e9")
-    for _, x, y, *_ in found["p"]:
-        assert 0 <= x <= weights.WIDTH
-        assert 0 <= y <= weights.HEIGHT
+    assert found["arrow"] == "Arrow: beyond the edge."
+    assert all(0 <= x <= weights.WIDTH and 0 <= y <= weights.HEIGHT for _, x, y, *_ in found["p"])
 
 
-def test_runs_side_by_side_stand_on_one_ground() -> None:
-    healthy, wild = walked([1.0], [1.2], [1.4]), walked([1.0], [40.0], [-7000.0])
+def test_runs_side_by_side_stand_on_one_ground_of_the_longest() -> None:
+    healthy, wild = walked([1.0], [1.2], [1.4]), walked([1.0], [40.0], [-7000.0], [5.0])
     ground = weights.field([healthy, wild], bowl, right=[healthy])
     assert ground is not None
     ours, theirs = (ground.picture(one, range(3)) for one in (healthy, wild))
     assert ours["m"] == theirs["m"]
+    assert "One scale for all runs." in ours["note"]
+    assert "scale" not in told(healthy)["note"]
     assert ours["p"][2][1] - ours["p"][0][1] > 20
     assert theirs["p"][1][4].startswith("→")
-
-
-def test_runs_of_different_lengths_have_their_steps_at_the_same_places() -> None:
-    short, long = walked([1.0], [1.2], [1.4]), walked([1.0], [1.2], [1.4], [1.6], [1.8])
-    ground = weights.field([short, long])
-    assert ground is not None
-    ours, theirs = (ground.picture(one, range(len(one))) for one in (short, long))
-    assert [p[1] for p in ours["p"]] == [p[1] for p in theirs["p"]][: len(ours["p"])]
-    assert ours["m"] == theirs["m"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -139,15 +129,10 @@ def test_weights_that_were_kept_at_steps_only_begin_with_the_first_step() -> Non
 def test_a_loss_that_is_no_function_of_the_weights_is_named() -> None:
     with pytest.raises(TypeError, match="loss is a float"):
         play(walked([1.0], [2.0]), loss=3.0)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="takes two numbers"):
+    with pytest.raises(TypeError, match="takes one number"):
+        play(walked([1.0], [2.0]), loss=lambda w: str(w) + "?")
+    with pytest.raises(TypeError, match="one weight"):
         play(walked([1.0, 2.0], [2.0, 2.0]), loss=lambda w: w)
-
-
-def test_a_hostile_name_is_data_of_the_picture() -> None:
-    evil = "</script><img src=x onerror=alert(1)>"
-    page = play(walked([1.0], [2.0], name=evil), loss=bowl).to_html()
-    assert "<img" not in page
-    assert page.count("</script>") == 2
 
 
 def test_the_ground_covers_what_runs_reach_if_none_of_them_runs_away() -> None:
@@ -155,32 +140,10 @@ def test_the_ground_covers_what_runs_reach_if_none_of_them_runs_away() -> None:
     runs = [walked([1.0], [1.152], [1.422]), walked([1.0], [1.03], [1.092])]
     ground = weights.field(runs)
     assert ground is not None
-    assert ground.ranges[0][1] > 1.422
+    assert ground.up[1] > 1.422
     still = weights.field([walked([1.0], [1.000005]), *[walked([1.0], [1.1])] * 3])
     assert still is not None
-    assert still.ranges[0][1] > 1.1, "a run that hardly moves does not decide what of the others is seen"
-
-
-def test_an_axis_that_may_be_far_longer_than_its_path_says_for_whom() -> None:
-    """A path from 1 to 1.26 lay at the foot of an axis to 2.5, and of two panes to one scale one alone said so."""
-    short, long = walked([1.0], [1.1], [1.26]), walked([1.0], [1.8], [2.4])
-    ground = weights.field([short, long])
-    assert ground is not None
-    notes = [ground.picture(one, range(3))["note"] for one in (short, long)]
-    assert ["One scale for all runs." in note for note in notes] == [True, True]
-    assert "scale" not in told(short)["note"]
-
-
-def test_a_way_that_leaves_the_ground_leaves_it_where_it_would() -> None:
-    found = told(walked([1.0], [1.5], [1.9], [2.3], [1.8], [901.8]))
-    (_, x, y, _, arrow) = found["p"][5]
-    (_, x0, y0, *_) = found["p"][4]
-    assert arrow == "↑ 902"
-    assert y == 14, "at the edge"
-    assert 0 < x - x0 < 2, "nearly upright: the next step would be far above"
-    assert y0 > y
-    assert found["arrow"] == "Arrow: beyond the edge."
-    assert "Arrow" not in told(walked([1.0], [1.5]))["note"]
+    assert still.up[1] > 1.1, "a run that hardly moves does not decide what of the others is seen"
 
 
 def test_weights_that_hardly_move_are_told_with_the_digits_that_say_so() -> None:
