@@ -347,6 +347,35 @@ def clips_of_every_kind(record: Record) -> Any:
     return model
 
 
+@loop(3)
+def a_closure_that_a_step_calls_again(record: Record) -> Any:
+    model, x = net(), batch()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    with record(model, optimizer):
+        optimizer.step(closure)
+    return model, optimizer
+
+
+@loop(2)
+def sparse_gradients_and_a_fused_step(record: Record) -> Any:
+    rows, model = nn.EmbeddingBag(9, 4, sparse=True), net()
+    sparse, fused = torch.optim.SGD(rows.parameters(), lr=0.1), torch.optim.AdamW(model.parameters(), fused=True)
+    with record(sparse, fused, rows=rows, model=model):
+        for _ in range(2):
+            model(rows(torch.randint(0, 9, (3, 2)))).square().mean().backward()
+            for optimizer in (sparse, fused):
+                optimizer.step()
+                optimizer.zero_grad()
+    return rows, model, fused
+
+
 # --- tensors that change under one's hands --------------------------------------------------------
 
 

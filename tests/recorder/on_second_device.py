@@ -236,16 +236,3 @@ def the_checks_for_cuda_hold_here_as_far_as_they_can_be_run() -> None:
     for rows in (cuda.numbers(name), cuda.places(name), cuda.neutrality(name, amps=(False,))):
         assert rows
         assert [row for row in rows if row["holds"] is not True] == []
-
-
-def what_a_library_does_on_the_engines_thread_has_the_line_of_the_backward() -> None:
-    w = torch.ones(2).to(device.NAME).requires_grad_()
-    names: dict[str, Any] = {"__name__": "torch.somewhere", "optimizer": torch.optim.SGD([w], 0.5)}
-    exec(compile("def hook(_):\n    optimizer.step()", torch.__file__, "exec"), names)
-    w.register_post_accumulate_grad_hook(names["hook"])
-    with av.record(w, names["optimizer"]) as recording:
-        (w * w).sum().backward()
-    assert [(e.kind, e.source) for e in recording.ledger] == [
-        ("backward", "(w * w).sum().backward()"),
-        ("step", "(w * w).sum().backward()"),
-    ]

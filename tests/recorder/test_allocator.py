@@ -49,14 +49,6 @@ def test_a_peak_is_told_where_it_is_a_new_maximum_and_nowhere_else(counters: Cou
     np.testing.assert_array_equal(found, [(20, NAN), (30, 90), (40, NAN), (5, 91)])
 
 
-def test_bytes_on_several_devices_add_up_and_their_peaks_do_not(counters: Counters) -> None:
-    allocated = Allocated(wanted=True)
-    allocated.open([torch.device("cuda", 1), torch.device("cuda", 0), torch.device("cpu")])
-    counters.allocate(30, 20)
-    counters.allocate(300, 200, device=1)
-    np.testing.assert_array_equal(allocated.after(), (220, NAN))
-
-
 @pytest.mark.parametrize(("wanted", "device"), [(False, "cuda:0"), (True, "cpu"), (None, "cpu")])
 def test_nobody_is_asked_where_nobody_wants_to_know(counters: Counters, wanted: bool | None, device: str) -> None:
     allocated = Allocated(wanted)

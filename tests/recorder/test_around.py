@@ -352,7 +352,7 @@ def test_a_library_between_names_its_own_line_and_the_event_the_users() -> None:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def run(path: Path | None = None, rank: int | None = None) -> Any:
+def run(path: Path) -> Any:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scheduler = lr_scheduler.StepLR(optimizer, 1)
@@ -362,10 +362,7 @@ def run(path: Path | None = None, rank: int | None = None) -> Any:
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-    ledger = recording.ledger
-    if rank is not None:
-        ledger.meta["rank"] = rank
-    return ledger
+    return recording.ledger
 
 
 def test_a_ledger_is_the_same_from_memory_from_its_file_and_saved_again(tmp_path: Path) -> None:
@@ -377,22 +374,3 @@ def test_a_ledger_is_the_same_from_memory_from_its_file_and_saved_again(tmp_path
         assert other.meta == ledger.meta
         assert np.array_equal(other.weights("bias"), ledger.weights("bias"), equal_nan=True)
     assert Events.of(tuple(ledger.events)) == ledger.events
-
-
-def test_ranks_keep_what_each_knew() -> None:
-    ledgers = [run(rank=rank) for rank in (0, 1)]
-    merged = av.Ledger.merge(ledgers)
-    schedules = [(event.rank, event.details["optimizer_index"]) for event in merged.of("schedule")]
-    assert sorted(set(schedules)) == [(0, 0), (1, 1)]
-    assert [each["class"] for each in merged.meta["optimizer_settings"]] == ["SGD", "SGD"]
-    assert merged.meta["ended"] == "closed"
-    for rank, ledger in enumerate(ledgers):
-        mine = [event.index for event in merged.of("step") if event.rank == rank]
-        own = [event.index for event in ledger.of("step")]
-        found = merged.weights(f"rank {rank} · bias")
-        assert np.array_equal(found[mine], ledger.weights("bias")[own])
-        first = next(event.index for event in merged.events if event.rank == rank)
-        assert np.isnan(np.delete(found, [first, *mine], axis=0)).all()
-    assert len(merged.of("loader")) == 4
-    ledgers[1].meta["ended"] = "ValueError: no"
-    assert av.Ledger.merge(ledgers).meta["ended"] == {"0": "closed", "1": "ValueError: no"}

@@ -68,7 +68,6 @@ def _compiled_engine() -> AbstractContextManager[Any]:
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "the model, eager": {"compiled": _compiling("eager")},
     "the model, aot_eager": {"compiled": _compiling("aot_eager"), "graphs": True},
     "the model, inductor": {"compiled": _compiling("inductor")},
     "the whole step": {"wrap": _compiling("aot_eager")},
@@ -139,20 +138,6 @@ def test_a_graph_that_is_captured_is_no_event_and_one_warning_says_what_to_do(ca
     assert ledger[1].details["captured"] is True
 
 
-def test_an_edit_after_a_capture_that_wrote_no_grad_is_an_edit_as_any_other(capture: Callable[[bool], None]) -> None:
-    w = torch.ones(2, requires_grad=True)
-    optimizer = torch.optim.SGD([w], 0.5)
-    with av.record(w, optimizer) as recording, pytest.warns(RuntimeWarning, match="CUDA graph"):
-        capture(True)
-        optimizer.step()
-        capture(False)
-        optimizer.step()
-        w.grad = torch.full((2,), 3.0)
-        optimizer.step()
-    assert [(e.kind, e.label, dict(e.details)) for e in recording.ledger.of("edit")] == [("edit", "", {})]
-    assert recording.ledger.values("w")[-1].tolist() == [3, 3]
-
-
 def test_what_a_replay_leaves_in_grad_is_an_edit_at_the_line_that_replays(capture: Callable[[bool], None]) -> None:
     w = torch.ones(2, requires_grad=True)
     with av.record(w) as recording, pytest.warns(RuntimeWarning, match="CUDA graph"):
@@ -176,11 +161,3 @@ def test_what_a_replay_leaves_in_grad_is_an_edit_at_the_line_that_replays(captur
     assert ledger.values("w")[1:].tolist() == [[4, 4], [5, 5]]
     assert ledger[1].source.startswith("torch.cuda.CUDAGraph.replay(replayed)")
     assert not (ledger.state & CONTRIBUTED).any()
-
-
-def test_replays_of_graphs_that_write_no_grad_of_ours_are_no_events(capture: Callable[[bool], None]) -> None:
-    w = torch.ones(2, requires_grad=True)
-    with av.record(w) as recording:
-        torch.cuda.CUDAGraph.replay(lambda: None)
-        (w * 3).sum().backward()
-    assert [event.kind for event in recording.ledger] == ["backward"]

@@ -10,7 +10,6 @@ import sys
 import textwrap
 import threading
 import time
-import types
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +97,6 @@ def test_the_merged_ledger_has_a_row_for_each_rank(world: World) -> None:
     assert merged.values("rank 1 · w").ravel()[-1] == -8.0
 
 
-def test_an_event_shows_the_users_line_and_its_source(world: World) -> None:
-    for event in world.ledger:
-        assert event.source == "loss.backward()"
-        assert Path(event.file).name == Path(__file__).name
-        assert world.ledger.sources[event.file].splitlines()[event.line - 1].strip() == "loss.backward()"
-
-
 def test_the_ranks_have_one_thread_torchruns_variables_and_those_set_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     def look() -> tuple[int, list[str]]:
         names = ("ACCUMVIZ_TEST", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -142,76 +134,35 @@ def test_a_function_of_a_notebook_takes_its_imports_helpers_classes_and_values_a
         class Options:
             scale: float = 2.0
 
-        class Base(torch.nn.Module):
+        class Net(torch.nn.Module):
             def __init__(self):
                 super().__init__()
                 self.w = torch.nn.Parameter(torch.ones(1))
-
-        class Net(Base):
-            limit = 3
             @property
             def twice(self):
                 return 2 * self.w
-            @staticmethod
-            def half(x):
-                return x / 2
             def forward(self, x):
-                return helper(self.twice, self.half(x))
+                return helper(self.twice, x / 2)
 
         helper = lambda a, b: a * b * options.scale
         options = Options(scale=5.0)
         x = torch.tensor([4.0])
-
-        def even(n):
-            return True if n == 0 else odd(n - 1)
-
-        def odd(n):
-            return False if n == 0 else even(n - 1)
 
         def work(power=1):
             net = Net()
             with av.record(net) as recording:
                 loss = net(x) ** power
                 loss.backward()
-            return loss.item(), even(Net.limit), repr(options)
+            return loss.item(), repr(options)
         """,
         "work",
     )
     world = av.distribute(work, ranks=2, power=2)
-    assert world.returned == (((2 * 2 * 5) ** 2, False, "Options(scale=5.0)"),) * 2
+    assert world.returned == (((2 * 2 * 5) ** 2, "Options(scale=5.0)"),) * 2
     event = world.ledger[0]
     assert event.source == "loss.backward()"
     assert event.label == "loss"
     assert "net = Net()" in world.ledger.sources[event.file]
-
-
-def test_each_function_that_is_sent_keeps_the_globals_of_its_own_module() -> None:
-    library = types.ModuleType("a_library")
-    exec("SCALE = 100\ndef make():\n    def loss(x): return x * SCALE\n    return loss", vars(library))
-    job = in_notebook("SCALE = 2\ndef job(x):\n    return loss(x), x * SCALE\n", "job", loss=library.make())
-    assert job(1.0) == (100.0, 2.0)
-    assert av.distribute(job, ranks=1, x=1.0).returned == ((100.0, 2.0),)
-
-
-def test_ranks_exchange_and_return_values_of_a_class_of_the_notebook() -> None:
-    work = in_notebook(
-        """
-        import torch.distributed as dist
-        from dataclasses import dataclass
-
-        @dataclass
-        class Point:
-            x: int
-
-        def work():
-            found = [None] * dist.get_world_size()
-            dist.all_gather_object(found, Point(dist.get_rank()))
-            return found
-        """,
-        "work",
-    )
-    point = work.__globals__["Point"]
-    assert av.distribute(work, ranks=2).returned == ([point(0), point(1)],) * 2
 
 
 def test_what_cannot_be_copied_is_refused_with_the_remedy() -> None:

@@ -95,7 +95,7 @@ def test_a_sum_that_fsdp_keeps_in_another_dtype_has_what_each_backward_brought()
         assert same
 
 
-def zeroed_while_whole(apart: bool, how: str) -> tuple[list[str], list[list[int]], list[str], bool]:
+def zeroed_while_whole(apart: bool) -> tuple[list[str], list[list[int]], list[str], bool]:
     """Zero a model after the first of two backwards, while it has whole weights; `apart`: FSDP's sum is beside them.
 
     Returns the kinds of events, the windows' lengths, what `check` finds, and whether the first backward was lost.
@@ -113,11 +113,9 @@ def zeroed_while_whole(apart: bool, how: str) -> tuple[list[str], list[list[int]
             for _ in range(2):
                 for k, part in enumerate(torch.randn(4, 6).chunk(2)):
                     model.set_requires_gradient_sync(k == 1)
-                    model.set_reshard_after_backward(how != "kept whole" or k == 1)
+                    model.set_reshard_after_backward(k == 1)
                     (model(part).float().square().mean() / 2).backward()
                     if k == 0 and zeroes:
-                        for layer in model if how == "unsharded" else ():
-                            layer.unshard()
                         model.zero_grad()
                 grads = [parameter.grad.full_tensor() for parameter in model.parameters()]
                 optimizer.step()
@@ -131,31 +129,13 @@ def zeroed_while_whole(apart: bool, how: str) -> tuple[list[str], list[list[int]
     return kinds, windows, [finding.rule for finding in av.check(recording).findings], not same
 
 
-@pytest.mark.parametrize("how", ["kept whole", "unsharded"])
-def test_a_zeroing_of_whole_weights_is_an_event_also_where_it_reached_nothing(how: str) -> None:
-    def work(how: str) -> list[Any]:
-        return [zeroed_while_whole(apart, how) for apart in (True, False)]
+def test_a_zeroing_of_whole_weights_is_an_event_also_where_it_reached_nothing() -> None:
+    def work() -> list[Any]:
+        return [zeroed_while_whole(apart) for apart in (True, False)]
 
-    for ways in av.distribute(work, how=how).returned:
+    for ways in av.distribute(work).returned:
         for apart, (kinds, windows, found, lost) in zip((True, False), ways, strict=True):
             rule, length = ("fsdp2-zero-keeps-unsharded", 2) if apart else ("zero-grad-inside-window", 1)
             assert kinds == ["backward", "zero_grad", "backward", "step", "zero_grad"] * 2
             assert [len(window) for window in windows] == [length] * 2
             assert (found, lost) == ([rule], not apart)
-
-
-def summed_in_16_bits() -> tuple[str, str]:
-    """Return the dtypes of a whole gradient and of its shard, by their names in the ledger."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-    model: Any = nn.Linear(2, 2, bias=False)
-    fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-    with av.record(model) as recording:
-        model.set_requires_gradient_sync(False)
-        model(torch.ones(1, 2)).float().mean().backward()
-    shard, whole = recording.ledger.parameters
-    return whole.dtype, shard.dtype
-
-
-def test_a_sum_that_fsdp_keeps_in_16_bits_is_named_so() -> None:
-    assert av.distribute(summed_in_16_bits).returned == (("bfloat16", "float32"),) * 2
