@@ -140,15 +140,12 @@ def _json(data: bytes, rng: random.Random) -> bytes:
         elif what == 1 and isinstance(node, list):
             node.insert(key, copy.deepcopy(rng.choice(EVIL)))
         elif what == 2 and isinstance(node, dict):
-            node[rng.choice(["x", "rank", "lr", "evil", "notes", "stopped", "parameters", "meta", "end"])] = (
-                copy.deepcopy(rng.choice(EVIL))
-            )
+            name = rng.choice(["x", "rank", "lr", "evil", "notes", "stopped", "parameters", "meta", "end"])
+            node[name] = copy.deepcopy(rng.choice(EVIL))
         elif what == 3 and isinstance(node[key], str) and node[key].startswith('{"') and node[key] not in EVIL:
             inside = json.loads(node[key])
-            inside[rng.choice([*inside, "ranks", "bytes", "op", "skipped", "optimizer", "lr"])] = copy.deepcopy(
-                rng.choice(EVIL)
-            )
-            node[key] = json.dumps(inside)
+            name = rng.choice([*inside, "ranks", "bytes", "op", "skipped", "optimizer", "lr"])
+            node[key] = json.dumps(inside | {name: rng.choice(EVIL)})
         else:
             node[key] = copy.deepcopy(rng.choice(EVIL))
     return _closed(bodies, at, header, raw)
@@ -178,18 +175,12 @@ def _numbers(data: bytes, rng: random.Random) -> bytes:
     planes = bytearray(raw)
     for _ in range(rng.choice([1, 1, 3, 50])):
         i = rng.randrange(count)
-        value = rng.choice(
-            [b"\0" * size, b"\xff" * size, b"\x7f" * size, rng.randbytes(size)]
-            + [b"\x01" + b"\0" * (size - 1), b"\0" * (size - 1) + b"\x80"]
-            + (
-                [
-                    struct.pack(dtype.replace("f4", "f").replace("f8", "d"), x)
-                    for x in (float("nan"), float("inf"), -1.0, 1e30)
-                ]
-                if "f" in dtype
-                else []
-            )
-        )
+        values = [b"\0" * size, b"\xff" * size, b"\x7f" * size, rng.randbytes(size)]
+        values += [b"\x01" + b"\0" * (size - 1), b"\0" * (size - 1) + b"\x80"]
+        if "f" in dtype:
+            code = dtype.replace("f4", "f").replace("f8", "d")
+            values += [struct.pack(code, x) for x in (float("nan"), float("inf"), -1.0, 1e30)]
+        value = rng.choice(values)
         for byte in range(size):
             planes[start + byte * count + i] = value[byte]
     return _closed(bodies, at, header, bytes(planes))

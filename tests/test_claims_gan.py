@@ -45,23 +45,6 @@ def losses_consumed(ledger: av.Ledger) -> list[tuple[str, list[str]]]:
     return [(window.optimizer, [ledger[b].label for b in window.backwards]) for window in ledger.windows()]
 
 
-@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.Adam])
-def test_claim_17_one_network_may_zero_before_backward_or_after_step(optimizer_class: Any) -> None:
-    def train(first: bool) -> list[Tensor]:
-        model = players()[1]
-        optimizer = optimizer_class(model.parameters(), lr=0.1)
-        for x in torch.randn(4, 8, 2, generator=torch.Generator().manual_seed(1)):
-            if first:
-                optimizer.zero_grad()
-            against(model(x), 1).backward()
-            optimizer.step()
-            if not first:
-                optimizer.zero_grad()
-        return list(model.parameters())
-
-    assert all(map(torch.equal, train(True), train(False)))
-
-
 def play(zero_first: bool, rounds: int = 2) -> tuple[av.Ledger, list[Tensor]]:
     G, D, z, x = players()
     g_opt, d_opt = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (G, D))
@@ -153,17 +136,6 @@ def test_claim_18_clipping_or_a_second_loss_in_between_makes_them_differ(between
     assert (accumulate("losses", **between) - accumulate("grads", **between)).norm() > 1e-3
 
 
-def test_claim_18_without_any_division_adam_differs_by_its_eps_only() -> None:
-    def off(eps: float) -> float:
-        def adam(*args: Any, **kwargs: Any) -> torch.optim.Adam:
-            return torch.optim.Adam(*args, eps=eps, **kwargs)
-
-        return float((accumulate("losses", method=adam) - accumulate("", method=adam)).norm())
-
-    assert off(1e-8) < 1e-6
-    assert 1e-4 < off(1e-3) < off(1.0)
-
-
 def test_claim_19_the_printed_loop_names_what_is_not_there_and_steps_on_an_empty_window() -> None:
     model = nn.Linear(2, 1)
     start = model.weight.clone()
@@ -180,9 +152,7 @@ def test_claim_19_the_printed_loop_names_what_is_not_there_and_steps_on_an_empty
     assert torch.equal(model.weight, start)
 
 
-@pytest.mark.parametrize("order", ["GD", "DG"])
-@pytest.mark.parametrize("g_layers", [1, 2])
-@pytest.mark.parametrize("d_layers", [1, 2])
+@pytest.mark.parametrize(("order", "g_layers", "d_layers"), [("GD", 1, 2), ("GD", 2, 2), ("DG", 1, 1)])
 def test_claim_20_one_forward_for_both_players_raises_unless_nothing_behind_needs_the_moved_weights(
     order: str, g_layers: int, d_layers: int
 ) -> None:
@@ -229,33 +199,6 @@ def test_claim_21_the_leak_into_each_parameter_is_that_parameters_gradient_of_th
     assert recorded == pytest.approx([leak.norm().item() for leak in leaks], rel=1e-5)
 
 
-def test_claim_21_a_discriminator_that_consumes_the_leak_is_told_that_fakes_are_half_real() -> None:
-    G, D, z, x = players()
-    half = gradient(against(D(x), 1) + 2 * against(D(G(z).detach()), 0.5), D)
-    _, clean = play(True, rounds=1)
-    _, leaky = play(False, rounds=1)
-    assert equal(leaky, half) and not equal(clean, half)
-
-
-def test_claim_21_a_generator_that_consumes_the_leak_wants_a_score_of_a_half() -> None:
-    G, D, z, x = players()
-    half = gradient(2 * against(D(G(z)), 0.5), G)
-    (against(D(x), 1) + against(D(G(z)), 0)).backward()
-    against(D(G(z)), 1).backward()
-    assert equal(grads(G), half)
-
-
-def test_claim_21_a_leak_that_is_zeroed_in_time_is_erased_unconsumed() -> None:
-    ledger = play(True)[0]
-    leaks = [event.index for event in ledger.of("backward") if event.label == "g_loss"]
-    of_d = [p for p, parameter in enumerate(ledger.parameters) if parameter.name.startswith("D.")]
-    assert (ledger.outcomes.erased[leaks][:, of_d] > 0).all()
-    assert (ledger.outcomes.steps[leaks][:, of_d] == 0).all()
-    harmful = play(False)[0]
-    leaks = [event.index for event in harmful.of("backward") if event.label == "g_loss"]
-    assert (harmful.outcomes.steps[leaks][:, of_d] == 1).all()
-
-
 @pytest.mark.parametrize(
     ("when", "leaks", "learns"),
     [
@@ -289,31 +232,3 @@ def test_claim_22_freezing_works_until_the_backward_but_a_score_made_while_froze
     assert count[:, of_g:].any(axis=1).tolist() == [leaks, learns]
     # No moment of freezing D keeps the discriminator's loss out of G.
     assert count[1, :of_g].all()
-
-
-def slope(D: nn.Module, x: Tensor, create_graph: bool) -> Tensor:
-    x = x.clone().requires_grad_()
-    (found,) = torch.autograd.grad(D(x).sum(), x, create_graph=create_graph)
-    return found.square().sum(1).mean()
-
-
-def test_a_penalty_on_the_slope_contributes_its_derivative() -> None:
-    _, D, _, x = players()
-    D.double()
-    x = x.double()
-    with av.record(D=D) as recording:
-        penalty = slope(D, x, create_graph=True)
-        penalty.backward()
-    assert len(recording.ledger) == 1, "torch.autograd.grad writes into no .grad"
-    weight = next(D.parameters())
-    assert weight.grad is not None
-    found = weight.grad[0, 0].item()
-    with torch.no_grad():
-        ends = []
-        for moved in (1e-5, -1e-5):
-            weight[0, 0] += moved
-            with torch.enable_grad():
-                ends.append(slope(D, x, create_graph=False).item())
-            weight[0, 0] -= moved
-    assert found == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-4)
-    assert abs(found) > 1e-4

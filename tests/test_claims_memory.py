@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch.nn.utils import clip_grad_norm_
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import accumviz as av
@@ -45,29 +40,6 @@ def step(model: torch.nn.Sequential, x: torch.Tensor, micro_batches: int = 1, ch
         (forward(model, part, checkpointed).square().mean() / micro_batches).backward()
 
 
-class Alive(TorchDispatchMode):
-    """Bytes of the storages made while it is open and not yet let go, after each operation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.most = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = function(*args, **(kwargs or {}))
-        for new in _storages(out) - _storages((args, kwargs)):
-            self.add(new.nbytes())
-            weakref.finalize(new, self.add, -new.nbytes())
-        return out
-
-    def add(self, count: int) -> None:
-        self.now += count
-        self.most = max(self.most, self.now)
-
-
-def _storages(tree: Any) -> set[torch.UntypedStorage]:
-    return {leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)}
-
-
 def packed(model: torch.nn.Sequential, x: torch.Tensor, checkpointed: bool) -> dict[int, int]:
     """What autograd itself says it saves: the bytes of each distinct storage."""
     found: dict[int, int] = {}
@@ -80,19 +52,6 @@ def packed(model: torch.nn.Sequential, x: torch.Tensor, checkpointed: bool) -> d
         # The result is returned to nobody: all that lives on is in `found`.
         forward(model, x, checkpointed).square().mean()
     return found
-
-
-def test_claim_15_a_checkpoint_keeps_the_inputs_of_its_parts_and_no_parameter() -> None:
-    model, x = deep(), samples()
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    inputs: list[torch.Tensor] = []
-    for part in model:
-        part.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
-    kept = packed(model, x, checkpointed=True)
-    assert own.isdisjoint(kept)
-    # The inputs of the parts, and what the loss after the last of them saves.
-    assert {one.data_ptr() for one in inputs} < kept.keys() and len(kept) == BLOCKS + 1
-    assert not own.isdisjoint(packed(model, x, checkpointed=False))
 
 
 def test_claim_15_gradients_are_computed_for_all_layers_and_are_those_of_the_plain_pass() -> None:
@@ -110,22 +69,8 @@ def test_claim_15_gradients_are_computed_for_all_layers_and_are_those_of_the_pla
         assert torch.equal(one.grad, other.grad)
 
 
-def test_checkpoints_and_micro_batches_each_lower_the_peak_and_together_most() -> None:
-    most, rest = {}, {}
-    for way in ((1, False), (8, False), (1, True), (8, True)):
-        model, x = deep(), samples()
-        with Alive() as alive:
-            step(model, x, *way)
-        most[way], rest[way] = alive.most, alive.now
-    gradients = sum(p.nbytes for p in deep().parameters())
-    assert set(rest.values()) == {gradients}, "whatever the way, the gradients stay"
-    assert max(most[8, False], most[1, True]) < most[1, False] / 2
-    assert gradients < most[8, True] < min(most[8, False], most[1, True])
-
-
-@pytest.mark.parametrize("micro_batches", [1, 4, 8])
-def test_the_ledgers_saved_bytes_are_those_that_autograd_packs(micro_batches: int) -> None:
-    model, x = deep(), samples()
+def test_the_ledgers_saved_bytes_are_those_that_autograd_packs() -> None:
+    model, x, micro_batches = deep(), samples(), 4
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     # As in a data loader, a micro-batch is a tensor of its own, not a view of a larger one.
     parts = [part.clone() for part in x.chunk(micro_batches)]
@@ -156,7 +101,7 @@ def hand(scale: float = 1.0) -> list[float]:
     return [-2 * x * (2 * x - x) / len(SAMPLES) * scale for x in SAMPLES]
 
 
-@pytest.mark.parametrize("scale", [1.0, 4.0, 1024.0, 65536.0])
+@pytest.mark.parametrize("scale", [1.0, 65536.0])
 def test_claim_16_and_29_unscaled_once_at_the_end_a_window_is_that_without_a_scaler(scale: float) -> None:
     w, ledger = scaled_window(scale)
     first, second = hand(scale)
@@ -169,22 +114,6 @@ def test_claim_16_and_29_unscaled_once_at_the_end_a_window_is_that_without_a_sca
     clipped = MAX_NORM / abs(sum(hand()))
     shares = [row.share for row in ledger.shares()]
     assert shares == pytest.approx([clipped / 2] * 2, rel=1e-4), "the scaler's factor is no part of a share"
-
-
-def test_claim_29_a_scaled_accumulated_model_takes_the_step_of_the_unscaled_one() -> None:
-    def train(enabled: bool) -> list[torch.Tensor]:
-        model = deep()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=enabled)
-        for part in samples().chunk(4):
-            scaler.scale(forward(model, part, False).square().mean() / 4).backward()
-        scaler.unscale_(optimizer)
-        clip_grad_norm_(model.parameters(), 0.1)
-        scaler.step(optimizer)
-        return list(model.parameters())
-
-    for one, other in zip(train(True), train(False), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("zeroed", [True, False])

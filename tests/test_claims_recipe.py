@@ -44,15 +44,6 @@ def test_claim_10_backward_adds_and_the_loop_that_zeroes_each_time_has_windows_o
     assert [window.backwards for window in recording.ledger.windows()] == [(1,), (4,)]
 
 
-def test_claim_10_gradients_as_return_values_leave_grad_alone_as_in_other_frameworks() -> None:
-    w = weight()
-    with av.record(w) as recording:
-        returned = [torch.autograd.grad(square_error(w, x), w)[0].item() for x in (4.0, 2.0)]
-    assert returned == [hand_gradient(4.0), hand_gradient(2.0)]
-    assert w.grad is None
-    assert len(recording.ledger) == 0
-
-
 def articles_loop(samples: Iterable[float], every: int) -> tuple[torch.Tensor, Ledger]:
     """The article's order of calls: zero before each forward, step after every so many micro-batches."""
     w = weight()
@@ -106,29 +97,6 @@ def test_claim_12_the_variance_falls_with_the_effective_batch_exactly_as_with_a_
     assert one / window == pytest.approx(8, rel=0.15)
 
 
-def test_claim_12_the_noise_scale_from_a_ledgers_norms_agrees_with_one_from_single_samples() -> None:
-    torch.manual_seed(0)
-    data = torch.randn(1024, 4)
-    goal = data.sum(1, keepdim=True) + torch.randn(1024, 1)
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # the estimate is of one point
-    with av.record(model, optimizer) as recording:
-        for _ in range(200):
-            for part in torch.randint(1024, (32,)).chunk(8):
-                (nn.functional.mse_loss(model(data[part]), goal[part]) / 8).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    ledger = recording.ledger
-    small = np.mean([((8 * ledger.contribution[list(w.backwards)]) ** 2).sum(1).mean() for w in ledger.windows()])
-    large = np.mean([(ledger.grad[w.step] ** 2).sum() for w in ledger.windows()])
-    estimate = (small - large) / (1 / 4 - 1 / 32) / ((32 * large - 4 * small) / (32 - 4))
-
-    with torch.no_grad():
-        off = 2 * (model(data) - goal)
-        each = torch.cat([off * data, off], 1)
-    assert estimate == pytest.approx((each.var(0).sum() / each.mean(0).square().sum()).item(), rel=0.2)
-
-
 def test_claim_13_an_optimizers_zero_grad_decides_how_many_contributions_its_step_consumes() -> None:
     def consumed(zero_each: bool) -> float:
         w = weight()
@@ -156,8 +124,7 @@ class Last(nn.Module):
         return self.head(self.lstm(x)[0][:, -1])
 
 
-@pytest.mark.parametrize("pieces", [2, 4, 16])
-@pytest.mark.parametrize("steps", [1, 60])
+@pytest.mark.parametrize(("pieces", "steps"), [(2, 1), (16, 60)])
 def test_claim_14_an_lstm_accumulates_the_gradient_of_the_large_batch(pieces: int, steps: int) -> None:
     torch.manual_seed(0)
     model, x, y = Last().double(), torch.randn(16, steps, 3).double(), torch.randn(16, 1).double()
@@ -166,18 +133,6 @@ def test_claim_14_an_lstm_accumulates_the_gradient_of_the_large_batch(pieces: in
     parts = zip(x.chunk(pieces), y.chunk(pieces), strict=True)
     summed = gradient(model, (error(model(a), b) / pieces for a, b in parts))
     assert gap(summed, whole) < 1e-12
-
-
-def test_claim_14_cutting_time_instead_of_the_batch_is_another_gradient() -> None:
-    torch.manual_seed(0)
-    model, x, y = Last().double(), torch.randn(16, 20, 3).double(), torch.randn(16, 1).double()
-    whole = gradient(model, [nn.functional.mse_loss(model(x), y)])
-    model.zero_grad()
-    with torch.no_grad():
-        state = model.lstm(x[:, :10])[1]  # the first half, in an earlier micro-batch
-    nn.functional.mse_loss(model.head(model.lstm(x[:, 10:], state)[0][:, -1]), y).backward()
-    cut = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-    assert gap(cut, whole) > 1e-4
 
 
 def travelled(make: Callable[..., torch.optim.Optimizer], signal: float, k: int, lr: float = 1e-3) -> float:
@@ -203,19 +158,6 @@ def test_claim_28_adam_needs_the_root_of_it_in_noise_and_all_of_it_where_there_i
     in_signal = travelled(torch.optim.Adam, 10, 1) / travelled(torch.optim.Adam, 10, 8)
     assert in_noise == pytest.approx(8**0.5, rel=0.1)
     assert in_signal == pytest.approx(8, rel=0.02)
-
-
-@pytest.mark.parametrize(("steps", "lr", "reaches"), [(16, 0.01, True), (1, 0.16, False)])
-def test_claim_28_a_scaled_rate_can_overshoot_where_small_steps_arrive(steps: int, lr: float, reaches: bool) -> None:
-    w = weight()
-    optimizer = torch.optim.SGD([w], lr=lr)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        square_error(w, 4.0, 2.0).backward()
-        optimizer.step()
-    # Each step multiplies the distance to 2 by 1 - lr * mean(2 x^2), here 1 - 20 lr.
-    assert 2 - w.item() == pytest.approx((1 - 20 * lr) ** steps, rel=1e-3)
-    assert (abs(2 - w.item()) < 1) == reaches
 
 
 def test_accelerates_backward_divides_by_its_flag_as_the_chapter_on_the_recipe_says() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,9 +52,7 @@ def test_a_loop_that_does_what_is_expected_passes() -> None:
     ("wanted", "loop", "said"),
     [
         ({"accumulates": 8}, {}, "the step at event 4 consumes 4 backwards, expected 8 (and so 1 more)"),
-        ({"accumulates": 2}, {}, "consumes 4 backwards, expected 2"),
         ({"complete": True}, {"by": lambda i: 1.0}, "the shares of the step at event 4 add up to 4, expected 1"),
-        ({"complete": True}, {"by": lambda i: 16.0}, "add up to 0.25, expected 1"),
         (
             {"complete": True},
             {"batches": 6, "flush": True},
@@ -96,48 +93,6 @@ def test_a_short_last_window_is_no_wrong_length() -> None:
             train(model, optimizer, k, k, lambda i, k=k: k)
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        lambda y: -y.log_softmax(1)[:, :1].mean(),
-        lambda y: nn.functional.cross_entropy(y, torch.full((2, 3), 1 / 3)),
-    ],
-)
-def test_what_has_a_minus_before_it_is_as_complete(loss: Any) -> None:
-    model = nn.Linear(3, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with av.expect(model, optimizer, accumulates=2, complete=True):
-        for _ in range(2):
-            (loss(model(torch.randn(2, 3))) / 2).backward()
-        optimizer.step()
-
-
-HALVES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "half a square": lambda y: (0.5 * y.square()).mean(),
-    "a Gaussian": lambda y: nn.GaussianNLLLoss()(y[:, :1], torch.zeros(2, 1), torch.ones(2, 1)),
-    "a mean over classes": lambda y: nn.functional.multilabel_soft_margin_loss(y, torch.ones(2, 5)),
-    "one sequence, by its length": lambda y: nn.functional.ctc_loss(
-        y.log_softmax(1), torch.tensor([1, 2]), torch.tensor(2), torch.tensor(2)
-    ),
-}
-
-
-@pytest.mark.parametrize("name", HALVES)
-@pytest.mark.parametrize("by", [3, 1])
-def test_a_constant_inside_a_mean_is_the_losses_own(name: str, by: int) -> None:
-    torch.manual_seed(1)
-    model = nn.Linear(3, 5)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    expected = av.expect(model, optimizer, complete=True)
-    with (
-        nullcontext() if by == 3 else pytest.raises(AssertionError, match="the shares of the step at event 3"),
-        expected,
-    ):
-        for _ in range(3):
-            (HALVES[name](model(torch.randn(2, 3))) / by).backward()
-        optimizer.step()
-
-
 def test_nothing_expected_is_what_check_finds_alone() -> None:
     model, optimizer = made()
     with av.expect(model, optimizer):
@@ -148,19 +103,12 @@ def test_nothing_expected_is_what_check_finds_alone() -> None:
         train(model, optimizer, 6, flush=True)
 
 
-def test_no_verdict_fails_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_verdict_fails_with_its_reason() -> None:
     model, optimizer = made()
     with pytest.raises(AssertionError, match="no verdict: nothing was recorded"), av.expect(model, optimizer):
         pass
     with pytest.raises(AssertionError, match="no optimizer stepped"), av.expect(model, optimizer):
         model(torch.randn(2, 3)).sum().backward()
-    monkeypatch.setattr(av.recorder.recording.Recording, "step_ends", lambda *_: 1 / 0)
-    with (
-        pytest.warns(RuntimeWarning, match="stopped recording"),
-        pytest.raises(AssertionError, match="stopped before its end: ZeroDivisionError"),
-        av.expect(model, optimizer),
-    ):
-        train(model, optimizer)
 
 
 def test_an_exception_of_the_block_passes_through_unchanged() -> None:
@@ -266,10 +214,3 @@ def test_the_fixture_fails_with_the_report_and_no_traceback(tmp_path: Path) -> N
     assert "Traceback" not in done.stdout
     assert "another exception" not in done.stdout
     assert "__exit__" not in done.stdout
-
-
-def test_pytest_finds_the_fixture_by_itself_where_accumviz_is_installed() -> None:
-    import tomllib
-
-    about = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert about["project"]["entry-points"]["pytest11"] == {"accumviz": "accumviz.pytest_plugin"}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import os
 import pickle
-import shutil
 import struct
 import subprocess
 import sys
@@ -19,14 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import accumviz as av
 from accumviz.ledger import file as ledgerfile
 from accumviz.ledger.container import MAGIC, LedgerFileError, Writer, pack
-from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Events, Ledger, Parameter
-from tests.thorough import examples
+from accumviz.ledger.ledger import Events, Ledger, Parameter
+from tests.toys import large
 
 INF, NAN = float("inf"), float("nan")
 ROOT = Path(__file__).resolve().parents[1]
@@ -204,17 +200,11 @@ def test_a_decompression_bomb_is_refused_before_it_fills_the_memory(tmp_path: Pa
 HOSTILE = {
     "an object array": {"meta": {}, "arrays": [["a", "|O", [1]]]},
     "an array longer than its bytes": {"meta": {}, "arrays": [["a", "<f8", [1 << 40]]]},
-    "a negative shape": {"meta": {}, "arrays": [["a", "<f8", [-1]]]},
     "two negative sides": {"meta": {}, "arrays": [["a", "<f8", [-1, -1]]]},
     "a shape whose product overflows": {"meta": {}, "arrays": [["a", "<f8", [1 << 32, 1 << 32]]]},
-    "a shape of text": {"meta": {}, "arrays": [["a", "<f8", ["x"]]]},
-    "a shape of fractions": {"meta": {}, "arrays": [["a", "<f8", [0.5]]]},
-    "arrays that are none": {"meta": {}, "arrays": 3},
     "no arrays": {"meta": {}},
     "no meta": {"arrays": []},
-    "meta of a number": {"meta": 3, "arrays": []},
     "an unknown field": {"meta": {"parameters": [{"name": "w", "evil": 1}], "meta": {}}, "arrays": []},
-    "parameters of numbers": {"meta": {"parameters": [1], "meta": {}}, "arrays": []},
     "no parameters": {"meta": {"meta": {}}, "arrays": []},
 }
 
@@ -240,45 +230,8 @@ def test_arrays_that_would_need_pickle_are_not_written(tmp_path: Path) -> None:
         writer.append({}, {"a": np.array([object()])})
 
 
-@settings(max_examples=examples(50), deadline=None)
-@given(st.binary(max_size=200))
-def test_any_bytes_after_the_magic_are_refused_or_read_but_never_crash(tmp_path_factory: Any, tail: bytes) -> None:
-    path = tmp_path_factory.getbasetemp() / "fuzz.ledger"
-    path.write_bytes(MAGIC + tail)
-    with contextlib.suppress(LedgerFileError):
-        av.load(path)
-
-
-def random_run(events: int, parameters: int) -> Ledger:
-    """A run whose norms wander as real ones do: four backwards to a step, `.grad` set to None."""
-    random = np.random.default_rng(0)
-    shape = (events, parameters)
-    kinds = [("zero_grad", "backward", "backward", "backward", "backward", "step")[e % 6] for e in range(events)]
-    born, empty = (np.array([kind == wanted for kind in kinds]) for wanted in ("backward", "zero_grad"))
-    norms = np.exp(
-        random.normal(0, 1, parameters) + np.cumsum(random.normal(0, 0.02, shape), 0) + random.normal(0, 0.3, shape)
-    ).astype(np.float32)
-    contribution, grad = np.where(born[:, None], norms, np.nan), np.where(empty[:, None], np.nan, norms * 1.7)
-    state = (born * CONTRIBUTED + ~empty * PRESENT).astype(np.uint8)[:, None].repeat(parameters, 1)
-    rows = [
-        Event(
-            e,
-            kind,
-            label="loss" if kind == "backward" else "",
-            file="train.py",
-            line=10 + e % 6,
-            source="scaler.scale(loss / accumulation_steps).backward()",
-            time=e * 0.0123,
-            loss=float(norms[e, 0]),
-        )
-        for e, kind in enumerate(kinds)
-    ]
-    names = [Parameter(f"blocks.{p // 12}.mlp.{p % 12}.weight", (512, 512), optimizers=(0,)) for p in range(parameters)]
-    return Ledger(tuple(names), tuple(rows), contribution, grad, state)
-
-
 def test_ten_thousand_events_take_at_most_ten_bytes_each_per_parameter_and_open_at_once(tmp_path: Path) -> None:
-    ledger, path = random_run(10_000, 150), tmp_path / "x.ledger"
+    ledger, path = large(10_000, 150), tmp_path / "x.ledger"
     ledger.save(path)
     assert path.stat().st_size / (10_000 * 150) <= 10
     start = time.process_time()
@@ -298,20 +251,6 @@ def test_a_ledger_that_is_there_is_replaced_only_when_that_is_said(ledger: Ledge
     Ledger.build([], []).save(path, overwrite=True)
     assert len(av.load(path)) == 0
     assert [each.name for each in path.parent.iterdir()] == ["x.ledger"]
-
-
-def test_a_page_is_written_anew_each_time(ledger: Ledger, tmp_path: Path) -> None:
-    (tmp_path / "x.html").write_text("old")
-    ledger.save(tmp_path / "x.html")
-    assert (tmp_path / "x.html").read_text() != "old"
-
-
-def test_a_writer_touches_nothing_before_it_is_opened(path: Path, tmp_path: Path) -> None:
-    before = path.read_bytes()
-    Writer(path, overwrite=True)
-    Writer(tmp_path / "new.ledger").close()
-    assert path.read_bytes() == before
-    assert not (tmp_path / "new.ledger").exists()
 
 
 def test_a_reader_of_a_file_that_is_replaced_reads_the_old_one_to_its_end(path: Path) -> None:
@@ -352,75 +291,6 @@ def test_a_second_writer_is_refused_and_one_that_overwrites_leaves_the_first_wit
     assert len(av.load(path)) == 0
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_fork_writes_nothing(ledger: Ledger, tmp_path: Path) -> None:
-    path = tmp_path / "x.ledger"
-    with Writer(path) as writer:
-        writer.append(*chunks(ledger)[0])
-        child = os.fork()
-        if not child:
-            with contextlib.suppress(BaseException):
-                writer.append(*chunks(ledger)[1])
-                writer.close(stopped="in the fork")
-                writer.discard()
-            os._exit(0)
-        os.waitpid(child, 0)
-        assert path.stat().st_size == writer.size
-        writer.append(*chunks(ledger)[1])
-    assert_same(av.load(path), ledger)
-
-
-def in_little_room(limit: int, path: Path) -> None:
-    """Write chunks until the system refuses, and close when there is room again."""
-    import resource
-    import signal
-
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ledger = Ledger.build([Parameter("w", (1,))], [{"kind": "step"}])
-    writer = Writer(path)
-    writer.append(*chunks(ledger)[0])
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
-    with pytest.raises(OSError, match="File too large"):
-        for _ in range(limit):
-            writer.append(*chunks(ledger)[1])
-    assert path.stat().st_size == writer.size
-    print(len(av.load(path)))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    writer.close()
-    print(len(av.load(path)), av.load(path).complete)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="this system has no such limit")
-def test_a_full_disk_is_said_and_leaves_whole_chunks(tmp_path: Path) -> None:
-    script = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        f"import pathlib, test_format; test_format.in_little_room(5000, pathlib.Path({str(tmp_path / 'x.ledger')!r}))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    before, after, complete = done.stdout.split()
-    assert int(before) > 0
-    assert (after, complete) == (before, "True")
-
-
-def test_a_file_deleted_while_it_is_written_is_said(ledger: Ledger, tmp_path: Path) -> None:
-    (tmp_path / "gone").mkdir()
-    writer = Writer(tmp_path / "gone" / "x.ledger")
-    writer.append(*chunks(ledger)[0])
-    shutil.rmtree(tmp_path / "gone")
-    with pytest.raises(FileNotFoundError, match="was deleted while it was written"):
-        writer.append(*chunks(ledger)[1])
-    with pytest.raises(FileNotFoundError, match="was deleted"):
-        writer.close()
-
-
-@pytest.mark.parametrize("name", ["missing/x.ledger", "folder"])
-def test_a_path_that_cannot_be_a_file_is_refused_when_it_is_opened(name: str, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(OSError, match=name):
-        Writer(tmp_path / name, overwrite=True).open()
-
-
 def test_a_recording_that_stopped_says_so_in_its_file(ledger: Ledger, tmp_path: Path) -> None:
     writer = Writer(tmp_path / "x.ledger")
     writer.append(*chunks(ledger)[0])
@@ -432,13 +302,6 @@ def test_a_recording_that_stopped_says_so_in_its_file(ledger: Ledger, tmp_path: 
     assert "incomplete: the recording stopped: RuntimeError: no" in repr(found)
     found.save(tmp_path / "again.ledger")
     assert not av.load(tmp_path / "again.ledger").complete
-
-
-def test_an_incomplete_ledger_stays_so_when_it_is_saved(tmp_path: Path) -> None:
-    Ledger.build([], [], complete=False).save(tmp_path / "x.ledger")
-    found = av.load(tmp_path / "x.ledger")
-    assert not found.complete
-    assert found.meta == {}
 
 
 def test_what_follows_the_closing_mark_makes_a_file_incomplete(path: Path) -> None:
@@ -499,7 +362,7 @@ def test_a_list_of_millions_of_nothings_is_refused_before_it_is_parsed(tmp_path:
 
 
 def test_opening_does_not_hold_the_numbers_twice(tmp_path: Path) -> None:
-    random_run(20_000, 150).save(tmp_path / "x.ledger")
+    large(20_000, 150).save(tmp_path / "x.ledger")
     tracemalloc.start()
     try:
         found = av.load(tmp_path / "x.ledger")
@@ -547,23 +410,7 @@ def of_rank(rank: int) -> Ledger:
 
 @pytest.mark.parametrize(
     "details",
-    [
-        *(
-            {"ranks": 0},
-            {"ranks": 2**40},
-            {"bytes": -1},
-            {"bytes": NAN},
-            {"optimizer_index": "x"},
-            {"optimizer_index": -1},
-        ),
-        *(
-            {"optimizer_index": True},
-            {"lr": 3},
-            {"parameters": "w"},
-            {"x": 2**63},
-            {"x": [[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]},
-        ),
-    ],
+    [{"ranks": 0}, {"bytes": NAN}, {"optimizer_index": "x"}, {"lr": 3}, {"parameters": "w"}, {"x": 2**63}],
     ids=str,
 )
 def test_details_that_a_view_could_not_use_are_refused(details: dict[str, Any], tmp_path: Path) -> None:

@@ -99,21 +99,10 @@ def test_modules_fold_with_their_parameters_and_what_runs_between_them_stays() -
     assert {(e.source, e.target) for e in folded.edges} == {(0, 1), (1, 2), (1, 3), (2, 3)}
 
 
-def test_folding_at_depth_one_keeps_one_node_per_outermost_module() -> None:
-    folded = modules().collapse_modules()
-    assert [n.kind for n in folded] == ["operation", "fold"]
-    assert folded.nodes[1].saved_bytes == 32
-
-
 def test_a_module_that_runs_before_and_after_another_keeps_both_edges() -> None:
     nodes = tuple(Node(i, "ReluBackward0", module=module) for i, module in enumerate(("a", "b", "a")))
     folded = Graph(nodes, (Edge(0, 1), Edge(1, 2)), (0,)).collapse_modules()
     assert {(folded.nodes[e.source].module or "a", e.target) for e in folded.edges} == {("a", 1), ("b", 0)}
-
-
-def test_folding_needs_a_depth_of_at_least_one() -> None:
-    with pytest.raises(ValueError, match="depth=0; expected"):
-        modules().collapse_modules(0)
 
 
 @settings(max_examples=examples(60), deadline=None)

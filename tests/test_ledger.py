@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import pickle
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import accumviz as av
-from accumviz.ledger.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Events, Ledger, Parameter
+from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Events, Ledger, Parameter
 from tests.thorough import examples
 
 W = Parameter("w", (1,), optimizers=(0,))
@@ -40,44 +38,6 @@ def toy() -> Ledger:
     return Ledger.build([W], [backward(-16, -16, scale=0.5), backward(-20, -4, scale=0.5), step(-20), ZERO])
 
 
-def test_both_contributions_are_consumed_by_the_step_and_erased_by_the_zero(toy: Ledger) -> None:
-    assert toy.outcomes.consumed[:, 0].tolist() == [2, 2, -1, -1]
-    assert toy.outcomes.erased[:, 0].tolist() == [3, 3, -1, -1]
-    assert toy.outcomes.steps[:, 0].tolist() == [1, 1, 0, 0]
-
-
-def test_a_window_holds_its_backwards(toy: Ledger) -> None:
-    assert [tuple(w) for w in toy.windows()] == [(2, "SGD", (0, 1))]
-
-
-def test_live_contributions_leave_when_erased(toy: Ledger) -> None:
-    assert [toy.live(e, "w") for e in range(4)] == [[0], [0, 1], [0, 1], []]
-    assert toy.live(-2, 0) == [0, 1]
-
-
-def test_a_loop_over_a_long_ledger_meets_every_event_once() -> None:
-    ledger = Ledger.build([W], [ZERO] * 2500)
-    long = Events.of(ledger.events)
-    assert [event.index for event in long] == list(range(2500))
-
-
-def test_the_running_sum_is_the_accumulated_grad(toy: Ledger) -> None:
-    assert toy.running_sum("w").ravel().tolist() == [-16, -20, -20, 0]
-
-
-def test_a_zero_inside_the_window_erases_unconsumed() -> None:
-    ledger = Ledger.build([W], [backward(-16, -16), ZERO, backward(-4, -4), step(-4)])
-    assert ledger.unconsumed(1) == {"w": [0]}
-    assert ledger.unconsumed(0) == ledger.unconsumed(3) == {}
-    assert ledger.windows()[0].backwards == (2,)
-
-
-def test_zeroing_to_zeros_erases_as_zeroing_to_none_does() -> None:
-    ledger = Ledger.build([W], [backward(-16, -16), ZERO | {"grad": {"w": 0.0}}, backward(-4, -4)])
-    assert ledger.outcomes.erased[0, 0] == 1
-    assert ledger.state[1, 0] & PRESENT
-
-
 @pytest.mark.parametrize(("own", "shares"), [(False, [0.5, 0.5]), (True, [0.0, 0.5])])
 def test_an_exact_zero_is_erased_by_a_zeroing_of_its_own_only(own: bool, shares: list[float]) -> None:
     used, other = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
@@ -94,30 +54,6 @@ def test_an_exact_zero_is_erased_by_a_zeroing_of_its_own_only(own: bool, shares:
 def test_a_backward_whose_sum_happens_to_be_zero_erases_nothing() -> None:
     ledger = Ledger.build([W], [backward(4, 4), backward(0, -4), step(0)])
     assert ledger.live(2, "w") == [0, 1]
-
-
-def test_without_a_zero_one_contribution_is_used_by_several_steps() -> None:
-    ledger = Ledger.build([W], [backward(1, 1), step(1), backward(3, 2), step(3)])
-    assert ledger.outcomes.steps[:, 0].tolist() == [2, 0, 1, 0]
-    assert [w.backwards for w in ledger.windows()] == [(0,), (0, 2)]
-
-
-def test_a_skipped_step_consumes_nothing_and_opens_no_window() -> None:
-    ledger = Ledger.build([W], [backward(1, 1), step(1, skipped=True), ZERO])
-    assert ledger.windows() == []
-    assert ledger.unconsumed(2) == {"w": [0]}
-
-
-def test_an_optimizer_consumes_only_what_it_owns() -> None:
-    g, d, frozen = Parameter("g", optimizers=(0,)), Parameter("d", optimizers=(1,)), Parameter("f")
-    rows = [
-        {"kind": "backward", "contribution": {"g": 1, "d": 2, "f": 3}, "grad": {"g": 1, "d": 2, "f": 3}},
-        {"kind": "step", "details": {"optimizer": "Adam", "optimizer_index": 1}, "grad": {"g": 1, "d": 2, "f": 3}},
-        {"kind": "step", "details": {"optimizer": "SGD", "optimizer_index": 0}, "grad": {"g": 1, "d": 2, "f": 3}},
-    ]
-    ledger = Ledger.build([g, d, frozen], rows)
-    assert ledger.outcomes.consumed[0].tolist() == [2, 1, -1]
-    assert [(w.optimizer, w.backwards) for w in ledger.windows()] == [("Adam", (0,)), ("SGD", (0,))]
 
 
 def test_a_closure_that_zeroes_before_its_step_has_ended_is_consumed_by_that_step() -> None:
@@ -142,19 +78,6 @@ def test_an_optimizer_that_steps_inside_backward_consumes_that_backward() -> Non
     assert ledger.live(3, "w") == [3]
 
 
-def test_provenance_tells_which_loss_wrote_where() -> None:
-    a, b = Parameter("a"), Parameter("b")
-    rows = [
-        {"kind": "backward", "label": "d_loss", "contribution": {"a": -3}, "grad": {"a": -3}},
-        {"kind": "backward", "label": "g_loss", "contribution": {"a": 1, "b": 2}, "grad": {"a": -2, "b": 2}},
-        {"kind": "backward", "label": "d_loss", "contribution": {"a": 4}, "grad": {"a": 2, "b": 2}},
-    ]
-    provenance = Ledger.build([a, b], rows).provenance()
-    assert provenance.labels == ("d_loss", "g_loss")
-    assert provenance.total.tolist() == [[7, 0], [1, 2]]
-    assert provenance.count.tolist() == [[2, 0], [1, 1]]
-
-
 def test_an_empty_ledger_answers_every_question() -> None:
     ledger = Ledger.build([], [])
     assert (len(ledger), ledger.windows(), ledger.labels) == (0, [], ())
@@ -169,19 +92,9 @@ def test_nothing_in_a_ledger_can_be_changed(toy: Ledger) -> None:
         toy.values("w")[0] = 1
 
 
-def test_an_unknown_parameter_names_its_neighbours(toy: Ledger) -> None:
-    with pytest.raises(KeyError, match=r"no parameter 'weight'.*nearest: w"):
-        toy.index("weight")
-
-
 def test_an_alias_finds_its_parameter() -> None:
     tied = Parameter("embedding.weight", aliases=("head.weight",))
     assert Ledger.build([tied], []).index("head.weight") == 0
-
-
-def test_an_unknown_kind_names_those_that_exist(toy: Ledger) -> None:
-    with pytest.raises(ValueError, match=r"no event kind 'forward'.*backward"):
-        toy.of("forward")
 
 
 def test_elements_that_were_not_kept_say_how_to_keep_them() -> None:
@@ -212,12 +125,6 @@ def test_pandas_gets_one_row_per_event_and_parameter(toy: Ledger) -> None:
     assert frame.loc[frame.kind == "backward", "contribution"].tolist() == [16, 4]
     assert frame.loc[0, ["consumed_by", "erased_by"]].tolist() == [2, 3]
     assert not frame.present.iloc[3]
-
-
-def test_a_missing_pandas_says_how_to_install_it(toy: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
-    with pytest.raises(ImportError, match="pip install pandas"):
-        toy.to_pandas()
 
 
 # --- events as columns ---------------------------------------------------------------------------
@@ -407,13 +314,6 @@ def test_provenance_counts_every_contribution_once(loop: Loop) -> None:
     assert np.allclose(ledger.provenance().total.sum(axis=0), norms)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(loops())
-def test_every_event_belongs_to_one_kind(loop: Loop) -> None:
-    by_kind = [event.index for kind in KINDS for event in loop.ledger.of(kind)]
-    assert sorted(by_kind) == list(range(len(loop.ledger)))
-
-
 # --- several ranks --------------------------------------------------------------------------------
 
 
@@ -430,16 +330,9 @@ def reduces(mean: float, **details: Any) -> dict[str, Any]:
     return {"kind": "sync", "details": {"op": "all-reduce", "bytes": 4, **details}, "grad": {"w": mean}}
 
 
-def steps(value: float) -> dict[str, Any]:
-    return {"kind": "step", "details": {"optimizer": "SGD"}, "grad": {"w": value}}
-
-
-ZERO: dict[str, Any] = {"kind": "zero_grad"}
-
-
 def test_ranks_take_turns_between_collectives_and_meet_in_them() -> None:
-    one = of_rank(0, [adds(1), adds(1, 2), reduces(3), steps(3), ZERO])
-    two = of_rank(1, [adds(4), reduces(3), steps(3), ZERO])
+    one = of_rank(0, [adds(1), adds(1, 2), reduces(3), step(3), ZERO])
+    two = of_rank(1, [adds(4), reduces(3), step(3), ZERO])
     merged = Ledger.merge([two, one])
     assert [(e.kind, e.rank) for e in merged] == [
         ("backward", 0),
@@ -457,8 +350,8 @@ def test_ranks_take_turns_between_collectives_and_meet_in_them() -> None:
 
 
 def test_each_ranks_windows_and_fates_are_its_own() -> None:
-    one = of_rank(0, [adds(1), adds(1, 2), reduces(3), steps(3), ZERO])
-    two = of_rank(1, [adds(4), reduces(3), steps(3), ZERO])
+    one = of_rank(0, [adds(1), adds(1, 2), reduces(3), step(3), ZERO])
+    two = of_rank(1, [adds(4), reduces(3), step(3), ZERO])
     merged = Ledger.merge([one, two])
     assert [(w.step, w.backwards) for w in merged.windows()] == [(4, (0, 2)), (5, (1,))]
     assert merged.live(6, "rank 0 · w") == []
@@ -468,7 +361,7 @@ def test_each_ranks_windows_and_fates_are_its_own() -> None:
 
 def test_a_zero_grad_of_one_rank_erases_nothing_on_another_even_where_grad_is_zero() -> None:
     one = of_rank(0, [adds(1), ZERO | {"grad": {"w": 0.0}}])
-    two = of_rank(1, [adds(0.0), steps(0.0)])
+    two = of_rank(1, [adds(0.0), step(0.0)])
     merged = Ledger.merge([one, two])
     assert [e.kind for e in merged] == ["backward", "backward", "zero_grad", "step"]
     assert merged.live(-1, "rank 1 · w") == [1]
@@ -492,21 +385,13 @@ def test_collectives_that_do_not_fit_together_stay_apart() -> None:
 
 
 def test_a_merged_ledger_survives_a_round_trip(tmp_path: Path) -> None:
-    merged = Ledger.merge([of_rank(r, [adds(1 + r), reduces(1.5), steps(1.5)]) for r in range(3)])
+    merged = Ledger.merge([of_rank(r, [adds(1 + r), reduces(1.5), step(1.5)]) for r in range(3)])
     merged.save(tmp_path / "merged.ledger")
     again = av.load(tmp_path / "merged.ledger")
     assert again.parameters == merged.parameters
     # nan is not equal to itself, so by their words
     assert repr(again.events) == repr(merged.events)
     np.testing.assert_array_equal(again.grad, merged.grad)
-
-
-def test_files_are_merged_as_ledgers_are(tmp_path: Path) -> None:
-    ledgers = [of_rank(r, [adds(1 + r)]) for r in range(2)]
-    for rank, ledger in enumerate(ledgers):
-        ledger.save(tmp_path / f"run.rank{rank}.ledger")
-    merged = Ledger.merge(sorted(tmp_path.glob("*.ledger")))
-    np.testing.assert_array_equal(merged.grad, Ledger.merge(ledgers).grad)
 
 
 def test_ledgers_that_cannot_be_merged_are_refused() -> None:
@@ -573,36 +458,8 @@ def test_what_is_never_zeroed_takes_memory_in_proportion_to_its_length(what: Cal
     assert two < 2.6 * one, "twice the events, twice the memory: four times, were each window a tuple"
 
 
-def test_a_page_of_what_is_never_zeroed_grows_no_faster_than_it() -> None:
-    one, two = (len(av.play(never_zeroed(events)).to_html()) for events in (2000, 4000))
-    empty = len(av.play(never_zeroed(0)).to_html())
-    assert two - empty < 2.2 * (one - empty)
-
-
-def test_windows_of_what_is_never_zeroed_take_time_in_proportion_to_its_length() -> None:
-    def spent(events: int) -> float:
-        found = []
-        for _ in range(3):
-            ledger, start = never_zeroed(events), time.process_time()
-            ledger.windows()
-            found.append(time.process_time() - start)
-        return min(found)
-
-    assert spent(16_000) < 8 * spent(4_000), "four times the events, not sixteen times the time"
-
-
 def test_the_backwards_of_a_window_are_used_as_a_tuple_is() -> None:
     found = never_zeroed(10).windows()[3].backwards
     assert (found, repr(found), len(found), hash(found)) == ((0, 2, 4, 6), "(0, 2, 4, 6)", 4, hash((0, 2, 4, 6)))
-    assert (0, 2, 4, 6) == found != (0, 2, 4)
-    assert found != [0, 2, 4, 6], "neither does a tuple equal a list"
-    assert (found[0], found[-1], found[1:3], list(reversed(found))) == (0, 6, (2, 4), [6, 4, 2, 0])
-    assert [e for e in (-1, 0, 1, 6, 8, 99, 2.0, "2", None) if e in found] == [0, 6, 2.0]
-    assert (found.index(4), found.count(4), found.count(5)) == (2, 1, 0)
-    assert np.asarray(found).tolist() == [0, 2, 4, 6]
-    assert pickle.loads(pickle.dumps(found)) == copy.deepcopy(found) == found
-    assert not never_zeroed(0).windows()
-    with pytest.raises(IndexError):
-        found[4]
-    with pytest.raises(ValueError):
-        found.index(5)
+    assert (found[-1], found[1:3], 6 in found, 5 in found) == (6, (2, 4), True, False)
+    assert pickle.loads(pickle.dumps(found)) == found

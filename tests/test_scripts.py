@@ -49,14 +49,11 @@ def test_units_pass() -> None:
 @pytest.mark.parametrize(
     ("tool", "wrong"),
     [
-        ("tsc", 'export const count = /** @type {import("./types.d.ts").At} */ ({ e: "one" });\n'),
         ("tsc", 'import { clamp } from "./numbers.js";\nexport const x = clamp("1", 2, 3);\n'),
         ("eslint", "export const put = (el, text) => { el.innerHTML = text; };\n"),
-        ("eslint", 'export const late = () => import("./numbers.js");\n'),
-        ("eslint", f"export const long = [{'1, ' * 50}];\n"),
         ("eslint", "export const unknown = () => fetch('x');\n"),
     ],
-    ids=["wrong field", "wrong argument", "markup", "import", "long line", "request"],
+    ids=["wrong argument", "markup", "request"],
 )
 def test_a_tool_finds_a_fault(tool: str, wrong: str, tmp_path: Path) -> None:
     folder = tmp_path / "accumviz" / "views" / "js"

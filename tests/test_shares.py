@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import pickle
-import time
 from typing import Any
 
 import numpy as np
@@ -76,21 +74,6 @@ def test_what_a_backward_weighs_in_a_step_is_known_or_unknown_with_its_reason(
             assert (row.share, row.unknown) == (pytest.approx(expected, rel=1e-5), "")
 
 
-def test_a_right_window_gives_each_element_its_part_of_one() -> None:
-    rows = windows(4, 4).ledger.shares()
-    assert {(row.share, row.elements, row.per_element, row.objective) for row in rows} == {(0.25, 8.0, 0.03125, "loss")}
-
-
-def test_a_sum_has_its_elements_as_a_factor() -> None:
-    play = Play()
-    for elements in (3, 40, 7):
-        play.backward(term(elements, 1 / 50, "sum"))
-    play.step()
-    found = play.ledger.shares()
-    assert [row.share for row in found] == pytest.approx([3 / 50, 40 / 50, 7 / 50])
-    assert [row.per_element for row in found] == pytest.approx([1 / 50] * 3)
-
-
 def test_what_some_parameters_only_keep_after_a_step_is_said_of_the_next_one() -> None:
     play = Play({"w": 0, "v": 0})
     play.backward(term(8, 1.0))
@@ -153,17 +136,6 @@ def test_what_was_erased_may_be_in_what_a_hand_puts_there_afterwards(put_back: b
     found = shares(play)
     assert found[:2] == ([pytest.approx(math.nan, nan_ok=True)] * 2 if put_back else [0, 0])
     assert put_back or found[2] == 0.25
-
-
-def test_the_scaler_cancels_itself() -> None:
-    play = Play()
-    play.amp = 1024.0
-    play.backward()
-    play.backward()
-    play.unscale()
-    play.clip(0.5)
-    step = play.step()
-    assert shares(play) == pytest.approx([0.25 * w for _, w in sorted(play.steps[step].items())], rel=1e-4)
 
 
 def test_an_average_over_ranks_counts_once_however_often_it_is_made() -> None:
@@ -253,12 +225,6 @@ def test_what_is_not_known_of_a_loss_has_its_reason(given: Any, share: float, ea
     assert said in row.unknown and bool(said) == bool(row.unknown)
 
 
-def test_a_mean_of_losses_is_one_objective_beside_another_loss() -> None:
-    shares = _joint(*[(term(8, 0.5), term(8, 0.5), term(8, 0.3, op="MseLossBackward0"))] * 2).shares()
-    assert list(shares.objectives) == ["loss · NllLossBackward0", "loss · MseLossBackward0"]
-    assert shares.of(1).objective.tolist() == [0, 0, 1]
-
-
 def test_two_lines_with_one_expression_are_two_objectives() -> None:
     play = Play()
     play.backward(line=3)
@@ -335,43 +301,6 @@ def test_shares_are_a_sequence_and_a_table() -> None:
     with pytest.raises(IndexError):
         rows[6]
     assert repr(Ledger.build([], []).shares()) == "Shares: 0 rows, 0 steps"
-
-
-def big(events: int, parameters: int) -> Ledger:
-    """Windows of four backwards, a clip, a step and a zero_grad."""
-    kinds = np.array((["backward"] * 4 + ["clip", "step", "zero_grad"]) * (events // 7 + 1))[:events]
-    rng = np.random.default_rng(0)
-    details: list[Any] = [
-        {"terms": [term(int(rng.integers(3, 4000)))]} if kind == "backward" else {} for kind in kinds.tolist()
-    ]
-    state = np.full((events, parameters), PRESENT, np.uint8)
-    state[kinds == "backward"] |= CONTRIBUTED | CHANGED
-    state[kinds == "clip"] |= CHANGED
-    state[kinds == "zero_grad"] = 0
-    grad = np.where(state & PRESENT > 0, rng.random((events, parameters)), np.nan)
-    clips = np.flatnonzero(kinds == "clip")
-    grad[clips] = grad[clips - 1] * 0.5
-    norms = np.where(state & CONTRIBUTED > 0, 1.0, np.nan)
-    columns = Events.of_columns(events, kind=kinds.tolist(), details=details)
-    owned = tuple(Parameter(f"p{i}", (9, 9), optimizers=(0,)) for i in range(parameters))
-    return Ledger(owned, columns, norms.astype(np.float32), grad.astype(np.float32), state)
-
-
-def test_four_times_the_events_take_about_four_times_as_long() -> None:
-    def spent(events: int) -> float:
-        found = []
-        for _ in range(3):
-            ledger = big(events, 20)
-            # What the collector walks belongs to the other tests.
-            gc.collect()
-            gc.freeze()
-            start = time.process_time()
-            ledger.shares()
-            found.append(time.process_time() - start)
-            gc.unfreeze()
-        return min(found)
-
-    assert spent(40_000) < 10 * spent(10_000), "not sixteen times"
 
 
 def test_a_loop_that_never_zeroes_is_listed_without_filling_the_memory() -> None:

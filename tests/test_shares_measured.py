@@ -259,14 +259,13 @@ def in_two_groups() -> list[tuple[Ledger, np.ndarray]]:
     from torch.distributed.fsdp import fully_shard
 
     found = []
-    for switch in ("", "set_requires_gradient_sync", "set_requires_all_reduce"):
+    for switch in ("set_requires_gradient_sync", "set_requires_all_reduce"):
         bench = Bench()
         model: Any = fully_shard(bench.model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("groups", "shards")))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         with av.record(model, optimizer) as recording:
             for k in range(2):
-                if switch:
-                    getattr(model, switch)(k == 1)
+                getattr(model, switch)(k == 1)
                 part = slice(2 * dist.get_rank() + k, 2 * dist.get_rank() + k + 1)
                 (F.cross_entropy(model(bench.x[part]), bench.y[part]) / 2).backward()
             whole = torch.cat([p.grad.full_tensor().flatten() for p in model.parameters()]).double()

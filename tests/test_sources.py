@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from accumviz.recorder.callsite import needs, only, parsed
+from accumviz.recorder.callsite import needs, only
 
 SCRIPT = """\
 import torch
@@ -113,12 +113,3 @@ def test_a_statement_inside_an_except_or_a_match_is_found() -> None:
     text = "a = 1\n" * 9 + "try:\n    f()\nexcept E:\n    for x in y:\n        loss.backward()\n" + "b = 1\n" * 9
     tried = ["try:", "f()", "except E:", "for x in y:", "loss.backward()"]
     assert shown(text, "loss.backward()") == [*tried, "b = 1", "b = 1", "b = 1"]
-
-
-def test_a_text_is_parsed_once_for_all_its_lines_and_a_long_one_is_not_kept() -> None:
-    assert parsed(SCRIPT) is parsed(SCRIPT)
-    assert parsed("x = 1") is not None
-    assert parsed("") is not None
-    assert parsed("x = ") is None
-    long = "x = 1\n" * 20_000
-    assert parsed(long) is not parsed(long)

@@ -93,21 +93,18 @@ def test_rows_of_code_are_indented_as_their_source_is(watch: Open, tmp_path: Pat
 
 def test_panes_fill_their_row_whichever_of_them_there_are(watch: Open, tmp_path: Path) -> None:
     bare = [{key: value for key, value in row.items() if key not in ("file", "line")} for row in ROWS]
-    play(Ledger.build([W], bare)).save(tmp_path / "0.html")
-    play(Ledger.build([W], bare), {0: chain()}).save(tmp_path / "1.html")
-    play(toy()).save(tmp_path / "2.html")
-    explore(experiment, k=[2, 4], against={"k": 4}).save(tmp_path / "3.html")
-    explore(experiment, k=[2, 4], graphs=[True], against={"k": 4}).save(tmp_path / "4.html")
-    walked, bare_walk = (Ledger.build([W], weighed(rows), sources={"a.py": CODE}) for rows in (ROWS, bare))
-    play(walked).save(tmp_path / "5.html")
-    play(walked, {0: chain()}).save(tmp_path / "6.html")
-    play(bare_walk).save(tmp_path / "7.html")
-    play(bare_walk, {0: chain()}).save(tmp_path / "8.html")
     full = [{**row, "details": {"terms": [term(0.5)]}} if row["kind"] == "backward" else row for row in ROWS]
-    play(Ledger.build([W], weighed(full), sources={"a.py": CODE}), {0: chain()}).save(tmp_path / "9.html")
+    shown: list[Any] = [
+        play(Ledger.build([W], bare), {0: chain()}),
+        play(Ledger.build([W], weighed(bare), sources={"a.py": CODE})),
+        play(Ledger.build([W], weighed(full), sources={"a.py": CODE}), {0: chain()}),
+        explore(experiment, k=[2, 4], graphs=[True], against={"k": 4}),
+    ]
+    for n, view in enumerate(shown):
+        view.save(tmp_path / f"{n}.html")
     for width in (1280, 900, 375):
         page = watch(width=width).page
-        for n in range(10):
+        for n in range(len(shown)):
             page.goto((tmp_path / f"{n}.html").as_uri())
             page.locator(".av-frame").last.wait_for()
             drawn(page)

@@ -9,7 +9,7 @@ from typing import Any
 
 from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger
-from tests.toys import CODE, ROWS, W, chain, toy
+from tests.toys import CODE, ROWS, W, chain
 
 Open = Callable[..., Any]
 CUT = """wins => wins
@@ -36,17 +36,3 @@ def test_what_a_pane_scrolls_on_a_screen_is_whole_on_paper(watch: Open, tmp_path
     assert {inside for inside, _, _ in boxes} == {"avoid"}
     tops = sorted(boxes, key=lambda box: box[1])
     assert all(upper[2] <= lower[1] + 1 for upper, lower in itertools.pairwise(tops))
-
-
-def test_every_mark_of_a_timeline_is_in_its_legend(watch: Open, tmp_path: Path) -> None:
-    play(toy(), {0: chain()}).save(tmp_path / "player.html")
-    page = watch().page
-    page.goto((tmp_path / "player.html").as_uri())
-    legend = page.locator(".av-in-time .av-note").first
-    legend.wait_for()
-    for mark in ("added now", "already in .grad", "used by a step", ".grad after the event", "saved tensors"):
-        assert mark in legend.inner_text()
-    play(Ledger.build([W], ROWS * 3)).save(tmp_path / "longer.html")
-    page.set_viewport_size({"width": 320, "height": 900})
-    page.goto((tmp_path / "longer.html").as_uri())
-    page.wait_for_function("document.querySelector('.av-in-time .av-note').textContent.includes('∅')")

@@ -17,7 +17,7 @@ from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views import words
 from accumviz.views.parts import segments
-from accumviz.views.player import FORMAT, Player
+from accumviz.views.player import Player
 from tests.browser.frames import drawn
 from tests.browser.written import written
 from tests.toys import EVIL, ROWS, W, chain, large, toy
@@ -148,19 +148,6 @@ def test_playing_comes_to_the_end_and_stops(show: Show) -> None:
     assert "zero_grad" in played.said
 
 
-def test_a_node_is_lit_while_it_runs_and_freed_after(show: Show) -> None:
-    played = show(play(TOY, GRAPHS)).played
-    played.go("next event")
-    played.run(1)
-    assert "1 of 3" in played.said
-    assert "PowBackward0" in played.root.locator(".av-lit").text_content()
-    assert "freed" in played.root.locator(".av-gone").text_content()
-    assert played.root.locator(".av-wrote").count() == 0
-    played.run(3)
-    assert "w receives −16" in played.said
-    assert played.root.locator(".av-wrote").count() == 1
-
-
 def test_a_grad_is_as_it_was_until_its_accumulate_grad_has_run(show: Show) -> None:
     played = show(play(TOY, GRAPHS)).played
     played.go("next event")
@@ -180,16 +167,6 @@ def test_a_grad_is_as_it_was_until_its_accumulate_grad_has_run(show: Show) -> No
     played.press("Shift+ArrowRight")
     assert "w receives −4" in played.said
     assert played.root.locator(".av-row .av-new:visible").count() == 1
-
-
-def test_a_grad_that_was_there_before_the_recording_is_not_called_none(show: Show) -> None:
-    row = {"kind": "backward", "contribution": {"w": -4}, "grad": {"w": -20}}
-    played = show(play(Ledger.build([W], [row]), {0: chain(-4.0)})).played
-    assert played.total == "not recorded"
-    played.go("next event")
-    played.run(1)
-    assert "1 of 3" in played.said
-    assert played.total == "−20"
 
 
 def test_up_and_down_select_nodes_and_a_leaf_selects_its_parameter(show: Show) -> None:
@@ -279,9 +256,7 @@ def test_a_permalink_restores_the_moment_and_other_anchors_are_left_alone(show: 
     assert Played(show(player, fragment=start).page).said == first.said
 
 
-@pytest.mark.parametrize(
-    "gone", ["&e=99&n=-77&p=42&node=1000", "&e=-9&p=-9", "&e=x&node=NaN", "&e=1e999&n=1e999", "0&e=1"]
-)
+@pytest.mark.parametrize("gone", ["&e=99&n=-77&p=42&node=1000", "&e=x&node=NaN", "0&e=1"])
 def test_a_permalink_to_what_is_no_more_leads_to_what_there_is(show: Show, gone: str) -> None:
     player = play(TOY, GRAPHS)
     watched = show(player, fragment=f"#{player.id}{gone}")
@@ -311,35 +286,6 @@ def test_an_output_that_stands_twice_works_twice(show: Show) -> None:
     second.go("next event")
     assert "Event 0" in second.said
     assert "Before the first event" in Played(watched.page).said
-    assert watched.complaints == []
-
-
-@pytest.mark.parametrize("first", ["this", "another"])
-def test_outputs_of_two_versions_are_drawn_each_by_its_own_script(watch: Open, tmp_path: Path, first: str) -> None:
-    """The script that came first took all there was, also what it did not know how to read."""
-    mine = play(TOY, GRAPHS).to_html()
-    other = mine.replace(f'data-v="{FORMAT}"', 'data-v="0"').replace("next ${", "later ${").replace("Timeline", "Lanes")
-    assert other.count('data-v="0"') >= 2
-    assert "Lanes" in other
-    pair = [mine, other] if first == "this" else [other, mine]
-    (tmp_path / "page.html").write_text(f"<!doctype html><body>{''.join(pair)}</body>", "utf-8")
-    watched = watch()
-    watched.page.goto((tmp_path / "page.html").as_uri())
-    watched.page.locator(".av-frame").nth(1).wait_for()
-    names = [one.locator(".av-in-time .av-name").inner_text() for one in watched.page.locator(".av-frame").all()]
-    assert names == (["Timeline", "Lanes"] if first == "this" else ["Lanes", "Timeline"])
-    assert watched.complaints == []
-
-
-def test_what_has_no_script_of_its_version_stays_a_text(watch: Open, tmp_path: Path) -> None:
-    old = play(TOY).to_html().replace(f'data-v="{FORMAT}"', 'data-v="0"', 1)
-    (tmp_path / "page.html").write_text(
-        f"<!doctype html><body>{old}{play(Ledger.build([W], ROWS[:1])).to_html()}", "utf-8"
-    )
-    watched = watch()
-    watched.page.goto((tmp_path / "page.html").as_uri())
-    watched.page.locator(".av-frame").wait_for()
-    assert watched.page.get_by_text("Event 3, zero_grad").is_visible()
     assert watched.complaints == []
 
 
@@ -411,13 +357,6 @@ def test_odd_recordings_are_shown_for_what_they_are(show: Show, player: Player, 
     assert watched.complaints == []
 
 
-def test_a_graph_alone_is_stepped_through(show: Show) -> None:
-    played = show(play(chain(-4.0))).played
-    played.root.locator(".av-in-graph .av-win").focus()
-    played.press("Shift+ArrowLeft")
-    assert "2 of 3 nodes have run" in played.said
-
-
 MIXED = Ledger.build(
     [W, Parameter("v", (2,), optimizers=(0,))],
     [
@@ -443,27 +382,27 @@ def test_page_and_python_tell_every_event_alike(show: Show) -> None:
             played.go("next event")
 
 
-def test_bars_are_made_of_the_parts_that_the_timeline_has(show: Show) -> None:
-    played = show(play(MIXED), reduced_motion="reduce").played
-    looks = {"new": lambda part: part.new, "used": lambda part: part.used and not part.new}
-    for event, parts in zip(MIXED, segments(MIXED, 0, range(len(MIXED))), strict=True):
-        assert f"Event {event.index}," in played.said
-        row = played.root.locator(".av-row").first
-        assert row.locator(".av-part:visible").count() == len(parts)
-        for look, is_so in looks.items():
-            assert row.locator(f".av-{look}:visible").count() == sum(map(is_so, parts))
-        played.go("next event")
+def added(amount: float, total: float) -> dict[str, Any]:
+    return {"kind": "backward", "contribution": {"w": amount}, "grad": {"w": total}}
 
 
-def test_parts_and_total_of_a_bar_are_drawn_to_one_scale(show: Show) -> None:
+def averaged(total: float) -> dict[str, Any]:
+    return {"kind": "sync", "within": "backward", "details": {"op": "all-reduce", "ranks": 2}, "grad": {"w": total}}
+
+
+@pytest.mark.parametrize("ranks", [False, True])
+def test_parts_and_total_of_a_bar_are_those_of_the_timeline_drawn_to_one_scale(show: Show, ranks: bool) -> None:
     """At every event, whatever became of a part: as long as it is much, and all of it as long as `.grad` says."""
+    looks = {"new": lambda part: part.new, "used": lambda part: part.used and not part.new}
     rows = [
-        {"kind": "backward", "contribution": {"w": 8}, "grad": {"w": 8}},
-        {"kind": "backward", "contribution": {"w": 4}, "grad": {"w": 12}},
+        added(8, 8),
+        added(4, 12),
         {"kind": "step", "grad": {"w": 12}},
-        {"kind": "backward", "contribution": {"w": -3}, "grad": {"w": 9}},
+        added(-3, 9),
         {"kind": "clip", "grad": {"w": 4.5}},
     ]
+    if ranks:  # what this one added is halved once, however often the sum is averaged
+        rows = [added(-32, -32), averaged(-20), added(-4, -24), averaged(-23)]
     ledger = Ledger.build([W], rows)
     played = show(play(ledger), reduced_motion="reduce").played
     wide = "one => one.getBoundingClientRect().width"
@@ -471,11 +410,13 @@ def test_parts_and_total_of_a_bar_are_drawn_to_one_scale(show: Show) -> None:
     unit = 0.0
     for event, parts in zip(ledger, segments(ledger, 0, range(len(ledger))), strict=True):
         row = played.root.locator(".av-row").first
+        for look, is_so in looks.items():
+            assert row.locator(f".av-{look}:visible").count() == sum(map(is_so, parts))
         found = [one.evaluate(wide) for one in row.locator(".av-part:visible").all()]
-        unit = unit or found[0] / 8
+        unit = unit or found[0] / abs(parts[0].amount)
         assert found == pytest.approx([abs(part.amount) * unit for part in parts], abs=0.6)
         length = row.locator(".av-end").evaluate(left) + 1.5 - row.locator(".av-zero").evaluate(left)
-        assert length == pytest.approx(float(ledger.grad[event.index, 0]) * unit, abs=0.6)
+        assert length == pytest.approx(ledger.values("w")[event.index, 0] * unit, abs=0.6)
         played.go("next event")
 
 
@@ -558,23 +499,7 @@ def test_a_deep_model_is_folded_by_module_in_graph_and_grad_alike(show: Show) ->
     rows.nth(0).click()
     drawn(played.page)
     assert [row.get_attribute("aria-expanded") for row in rows.all()][:4] == ["true", "undefined", "undefined", "false"]
-    played.root.get_by_role("searchbox").fill("13.b")
-    assert rows.all_inner_texts()[0].split()[0] == "layers.13.bias"
-    assert rows.count() == 1
-    rows.first.click()
-    assert "layers.13.bias receives" not in played.said
-    steps.fill(steps.get_attribute("max"))
-    assert "layers.13.bias receives" in played.said
     assert watched.complaints == []
-
-
-@pytest.mark.parametrize("width", [375, 1280])
-def test_long_names_are_told_apart_wherever_they_are_cut(show: Show, width: int) -> None:
-    rows = show(play(large(12, 150)), width=width).played.root
-    rows.get_by_role("searchbox").fill(".weight")
-    drawn(rows.page)
-    shown = rows.locator(".av-of:visible").all_inner_texts()
-    assert len(shown) == len(set(shown)) > 8
 
 
 def test_lines_that_are_left_out_are_named_in_the_legend(show: Show) -> None:
@@ -587,10 +512,9 @@ def test_lines_that_are_left_out_are_named_in_the_legend(show: Show) -> None:
     assert ["zero_grad" in legend for legend in legends] == [True, False]
 
 
-@pytest.mark.parametrize(("grad", "ink"), [(1.0, False), (np.nan, True)])
-def test_a_legend_names_only_marks_that_are_there(show: Show, grad: float, ink: bool) -> None:
-    """One backward and its zero; the same loop for so long that a phone shows a heat map; a number that is none."""
-    rows = [{"kind": "backward", "contribution": {"w": grad}, "grad": {"w": grad}}, {"kind": "zero_grad"}]
+def test_a_legend_names_only_marks_that_are_there(show: Show) -> None:
+    """One backward and its zero; the same loop for so long that a phone shows a heat map."""
+    rows = [{"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 1.0}}, {"kind": "zero_grad"}]
     said = []
     for n, width in ((1, 1280), (40, 375)):
         legend = show(play(Ledger.build([W], rows * n)), width=width).page.locator(".av-in-time .av-note")
@@ -600,9 +524,7 @@ def test_a_legend_names_only_marks_that_are_there(show: Show, grad: float, ink: 
     for absent in ("already in .grad", "used by a step", "∅"):
         assert absent not in bars and absent not in heat
     assert ".grad after the event" in bars and ".grad after the event" not in heat
-    assert ("not finite" in heat) == ink
-    assert ("Stronger" in heat) != ink
-    assert "grey" not in heat.lower()
+    assert "not finite" not in heat and "Stronger" in heat
 
 
 def test_a_ledger_without_graphs_has_no_graph_pane(show: Show) -> None:
@@ -623,11 +545,11 @@ def test_a_browser_that_stores_nothing_still_plays(watch: Open, tmp_path: Path) 
 
 
 def test_thinned_recordings_say_so_on_the_page(show: Show) -> None:
-    played = show(play(large(100_000, 4))).played
-    assert "of 100,000 events are shown" in played.root.locator(".av-in-time .av-note").inner_text()
+    played = show(play(large(20_000, 4))).played
+    assert "of 20,000 events are shown" in played.root.locator(".av-in-time .av-note").inner_text()
     played.root.locator(".av-in-code .av-win").focus()
     played.press("End")
-    assert "Event 99999" in played.said
+    assert "Event 19999" in played.said
 
 
 def test_motion_stops_for_readers_who_ask(show: Show) -> None:
@@ -660,7 +582,7 @@ def test_a_dark_page_is_printed_dark_on_light_and_its_bars_keep_their_colours(sh
     assert not page.locator(".av-top").is_visible()
 
 
-@pytest.mark.parametrize("width", [375, 720, 1280])
+@pytest.mark.parametrize("width", [375, 1280])
 def test_no_text_is_small_and_nothing_runs_over(show: Show, width: int, mode: str) -> None:
     page = show(play(TOY, GRAPHS), play(large(600, 150)), width=width, mode=mode).page
     small = page.evaluate(
@@ -674,47 +596,3 @@ def test_no_text_is_small_and_nothing_runs_over(show: Show, width: int, mode: st
     )
     assert small == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-def test_scrubbing_ten_thousand_events_takes_as_long_as_scrubbing_a_hundred(show: Show) -> None:
-    watched = show(play(large(10_000, 150)), play(large(100, 150)))
-    assert watched.page.locator(".av-frame").count() == 2
-    many, few = watched.page.evaluate(
-        """async () => {
-            const sliders = document.querySelectorAll('.av-scrub'), took = [[], []];
-            for (let i = 0; i < 120; i++) {
-                const slider = sliders[i % 2];
-                slider.value = String((i * 167) % (Number(slider.max) + 1));
-                slider.dispatchEvent(new Event('input'));
-                const start = performance.now();
-                await new Promise(done => requestAnimationFrame(() => setTimeout(done)));
-                took[i % 2].push(performance.now() - start);
-            }
-            return took.map(times => times.sort((a, b) => a - b)[times.length / 2]);
-        }"""
-    )
-    assert many <= 2.5 * few, "turn by turn, so that a busy machine slows both; the benchmark holds the bar"
-    assert watched.complaints == []
-
-
-def test_after_all_reduces_a_ranks_own_part_is_its_share_of_the_mean_once(show: Show) -> None:
-    names = "rank 0 · w", "rank 1 · w"
-    sync = {"kind": "sync", "within": "backward", "details": {"op": "all-reduce", "ranks": 2}}
-    rows = [
-        {"kind": "backward", "contribution": {names[0]: -32}, "grad": {names[0]: -32}},
-        {"kind": "backward", "contribution": {names[1]: -8}, "grad": {names[0]: -32, names[1]: -8}},
-        {**sync, "grad": dict.fromkeys(names, -20)},
-        {"kind": "backward", "contribution": {names[0]: -4}, "grad": {names[0]: -24, names[1]: -20}},
-        {"kind": "backward", "contribution": {names[1]: -2}, "grad": {names[0]: -24, names[1]: -22}},
-        {**sync, "grad": dict.fromkeys(names, -23)},
-    ]
-    played = show(play(Ledger.build([Parameter(name, (1,)) for name in names], rows))).played
-    played.press("Tab", "End")
-    # By hand: each rank's own contributions, halved once, however often the sum is averaged again.
-    for name, own in zip(names, ((-16, -2), (-4, -1)), strict=True):
-        played.root.locator(".av-row", has_text=name).click()
-        drawn(played.page)
-        said = played.root.locator(".av-in-grad > .av-note").inner_text().replace("− ", "−").replace("−", "-")
-        told = {int(number) for number in re.findall(r"(-?\d+) \(event", said)}
-        assert told == set(own)
-        assert f"{-23 - sum(own)} (other ranks)" in said

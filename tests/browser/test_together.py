@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 
 from accumviz.book.explore import explore
-from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger
 from tests.browser.frames import drawn
-from tests.browser.test_look import weighed
-from tests.by_hand import term
 from tests.toys import ROWS, W, chain, toy
 
 Open = Callable[..., Any]
@@ -104,26 +101,3 @@ def test_lines_that_differ_in_whether_they_run_are_told_from_those_that_are_not_
     assert told("b") == (["2", "5"], "≠ runs in one of the two only")
     both = "≠ runs in one of the two only or not in the other run"
     assert told("c") == (["2", "4", "5"], both)
-
-
-def test_all_bars_of_a_step_are_marked_once_something_has_run(show: Callable[..., Any]) -> None:
-    """Before the first event the first step was, and of a step with two losses one bar."""
-    terms = [term(0.5), term(-0.5, op="MeanBackward0")]
-    each = {**ROWS[0], "details": {"terms": terms}}
-    rows = [row for _ in range(8) for row in (each, ROWS[2], ROWS[3])]
-    ledger = Ledger.build([W], weighed(rows))
-    page = show(play(ledger), width=1280)
-    pane, scrub = page.locator(".av-in-shares"), page.locator(".av-scrub")
-    marked = pane.locator("[aria-selected=true]")
-    assert marked.count() == 0
-    for key, event in (("End", "22"), ("Home", ""), ("ArrowRight", "1")):
-        scrub.press(key)
-        drawn(page)
-        assert [name.split()[0] for name in marked.locator(".av-of").all_inner_texts()][:1] == [event][: len(event)]
-        assert marked.count() == (2 if event else 0)
-        (room,) = pane.locator(".av-win").evaluate_all(BOXES)
-        assert all(room["top"] <= one["top"] < one["bottom"] <= room["bottom"] for one in marked.evaluate_all(BOXES))
-    for key, event in (("ArrowDown", "4"), ("ArrowDown", "7"), ("ArrowUp", "4"), ("ArrowUp", "1"), ("ArrowUp", "1")):
-        pane.locator(".av-win").press(key)
-        drawn(page)
-        assert marked.locator(".av-of").first.inner_text().split()[0] == event

@@ -10,7 +10,6 @@ from typing import Any
 
 import jupytext
 import nbformat
-import pytest
 
 from tests.conftest import missing
 from tests.notebooks.bare import BARE, site
@@ -49,13 +48,6 @@ def test_nothing_of_myst_is_left_in_a_notebook(notebook: Any) -> None:
             assert not re.match(r":tags:|---", cell.source)
             assert set(cell.metadata) <= {"jupyter", "cellView", "tags"}
             assert set(cell.metadata.get("tags", [])) <= {"raises-exception"}
-
-
-@pytest.mark.parametrize(
-    "myst", ["a {term}`b`", ":::{tip}", "```{math}", "(sec-x)=", ":label: x", "[a](#b)", "[a]{.b}"]
-)
-def test_what_is_left_of_myst_would_be_found(myst: str) -> None:
-    assert MYST.findall(CODE.sub("", f"words\n{myst}\nwords"))
 
 
 def test_a_notebook_has_the_code_of_its_page_but_not_what_only_checks_it(notebook: Any, notebook_name: str) -> None:

@@ -93,18 +93,3 @@ def test_what_a_runtime_lacks_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path
         "- pygraphviz is missing, and so is the program `dot` of Graphviz",
         f"Install that with `%pip install {wanted}`, and run this cell again.",
     ]
-
-
-def test_versions_are_compared_as_numbers() -> None:
-    import torch
-
-    major, minor = torch.__version__.split(".")[:2]
-    assert dict(setupcell.lacking({"torch": f"{major}.{minor}"})) == {}
-    assert dict(setupcell.lacking({"torch": "1.999"})) == {}
-    assert list(dict(setupcell.lacking({"torch": f"{major}.{int(minor) + 1}"}))) == [f"torch>={major}.{int(minor) + 1}"]
-
-
-def test_the_cell_says_what_it_brings() -> None:
-    cell = setupcell.setup_cell({"accumviz": "0.1.0", "torchviz": "0.0.3"}, {}, "")
-    assert "brings accumviz 0.1.0 and torchviz 0.0.3, as" in cell
-    assert "noqa" not in cell

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import accumviz as av
 
@@ -310,18 +309,6 @@ def test_a_compiled_loss_is_unknown() -> None:
     (term,) = recorded(batch.layer, lambda: loss(batch.x) / K)
     assert "torch.compile" in term["unknown"]
     assert term["factor"] == 1 / K
-
-
-def test_a_checkpoint_is_not_run_again() -> None:
-    batch = Batch()
-    ran = []
-
-    def part(x: torch.Tensor) -> torch.Tensor:
-        ran.append(1)
-        return F.cross_entropy(batch.layer(x), batch.ignoring)
-
-    recorded(batch.layer, lambda: checkpoint(part, batch.x, use_reentrant=False) / K)
-    assert len(ran) == 2  # once forward, once by the backward itself
 
 
 def test_packed_tensors_are_unknown() -> None:

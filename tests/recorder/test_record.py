@@ -407,18 +407,6 @@ def test_a_hook_that_frees_grad_does_not_hide_what_was_contributed() -> None:
     assert np.isnan(recording.ledger.grad[0, 0])
 
 
-def test_contributions_are_seen_after_hooks_were_taken_away_or_added_late() -> None:
-    w = leaf()
-    with av.record(w) as recording:
-        for _ in range(3):
-            (w * w).sum().backward()
-        w._backward_hooks = None if w._backward_hooks is None else w._backward_hooks.clear()
-        (w * w).sum().backward()
-        w.register_hook(lambda grad: grad * 10)
-        (w * w).sum().backward()
-    assert recording.ledger.values("w", "contribution").tolist() == [[2.0, 4.0]] * 4 + [[20.0, 40.0]]
-
-
 # --- bytes ------------------------------------------------------------------------------------------
 
 
@@ -573,19 +561,6 @@ def test_finding_names_does_not_keep_the_callers_variables_alive() -> None:
     assert train()
 
 
-def test_a_dispatch_mode_around_the_loop_does_not_end_the_recording() -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    w = torch.ones(3, 3, requires_grad=True)
-    with FlopCounterMode(display=False), av.record(w) as recording:
-        for _ in range(2):
-            loss = (w @ torch.ones(3, 3)).mean()
-            (loss / 2).backward()
-    backwards = recording.ledger.of("backward")
-    assert [event.scale for event in backwards] == [0.5, 0.5]
-    assert recording.ledger.complete
-
-
 def test_a_scaler_that_is_switched_off_unscales_nothing() -> None:
     w = torch.ones(2, requires_grad=True)
     optimizer = torch.optim.SGD([w], 0.1)
@@ -639,12 +614,3 @@ def test_parameters_that_an_optimizer_gets_later_are_recorded_or_said_to_be_miss
         assert not report.healthy
         assert "`optimizer` got parameters that are not recorded" in report.reason
         assert notes[0] in report.reason
-
-
-def test_what_an_optimizer_had_beside_the_model_that_is_recorded_is_no_news() -> None:
-    model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
-    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
-    with av.record(model, optimizer) as recording:
-        (model(torch.randn(4, 3)) + other(torch.randn(4, 3))).square().mean().backward()
-        optimizer.step()
-    assert "notes" not in recording.ledger.meta

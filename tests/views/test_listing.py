@@ -54,9 +54,3 @@ def test_what_a_ledger_left_out_is_left_out_code_not_empty_lines() -> None:
 
 def test_empty_lines_that_somebody_wrote_stay() -> None:
     assert shown(SCRIPT, 16, 29) == list(range(1, 30))
-
-
-def test_in_a_long_file_as_well() -> None:
-    long = "x = 1\n" * 60 + SCRIPT
-    text = needed(long, [76, 89])
-    assert shown(text, 76, 89) == [73, 74, 75, 76, 77, 78, 79, 0, 88, 89]

@@ -31,12 +31,6 @@ def ledger() -> Ledger:
     return Ledger.build([W], rows((2 * KIB, 8 * KIB), (2 * KIB, np.nan), (np.nan, np.nan)))
 
 
-def test_an_event_that_was_not_measured_knows_nothing() -> None:
-    event = Ledger.build([W], [{"kind": "backward"}])[0]
-    assert np.isnan([event.allocated, event.peak]).all()
-    assert words.memory(event) == ""
-
-
 def test_words_tell_what_is_allocated_and_a_new_maximum_only_where_there_was_one(ledger: Ledger) -> None:
     told = [words.memory(event) for event in ledger]
     assert told == ["2 KiB allocated, 8 KiB at most on the way", "2 KiB allocated", ""]
@@ -50,22 +44,6 @@ def test_a_timeline_has_a_strip_for_them_only_where_they_were_measured(ledger: L
     plain = Ledger.build([W], [{"kind": "backward", "contribution": {"w": 1}, "grad": {"w": 1}}])
     assert "allocated on device" not in texts(timeline(plain))
     assert timeline(ledger).get_figheight() > timeline(plain).get_figheight()
-
-
-def test_a_strip_of_allocated_bytes_stands_below_that_of_saved_ones() -> None:
-    both = rows((2 * KIB, np.nan))
-    both[0] |= {"saved_before": 96.0, "saved_after": 0.0}
-    figure = timeline(Ledger.build([W], both))
-    height = {text.get_text(): text.get_position()[1] for text in figure.axes[0].texts}
-    assert height["allocated on device"] > height["saved tensors"]
-
-
-def test_a_heat_map_has_a_strip_for_them(ledger: Ledger) -> None:
-    many = Ledger.build([W], rows(*[(KIB, 4 * KIB)] * 300))
-    shown = texts(timeline(many))
-    assert "allocated on device" in shown
-    assert "0 to 4 KiB" in shown
-    assert "new maximum on the way" in shown
 
 
 def test_a_player_says_them_in_an_events_sentence(ledger: Ledger) -> None:
@@ -103,16 +81,3 @@ def test_ranks_allocations_add_up_where_they_are_one_event() -> None:
     ]
     assert merged[0].peak == 3 * KIB
     assert np.isnan(merged[2].peak)  # each rank reached its own when it did
-
-
-def test_a_note_of_the_recording_stands_in_words_and_in_print() -> None:
-    ledger = Ledger.build([W], rows((1.0, 1.0)), meta={"notes": ["a CUDA graph was captured"]})
-    assert "Note: a CUDA graph was captured." in words.overview(ledger, [0], [0])
-    assert "Note: a CUDA graph was captured" in repr(ledger)
-
-
-def test_the_figures_are_columns_of_a_data_frame(ledger: Ledger) -> None:
-    pytest.importorskip("pandas")
-    frame = ledger.to_pandas()
-    np.testing.assert_array_equal(frame["allocated"], [2 * KIB, 2 * KIB, np.nan])
-    np.testing.assert_array_equal(frame["peak"], [8 * KIB, np.nan, np.nan])

@@ -137,51 +137,12 @@ def test_a_timeline_has_a_strip_whose_stacks_are_as_high_as_the_shares() -> None
     assert any("which add to 3" in sentence for sentence in figure.words)
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_stack_grows_upwards_from_zero_and_downwards_where_shares_are_negative(sign: int) -> None:
-    axes = timeline(ledger_of(window(*[term(0.5 * sign)] * 2))).axes[0]
-    dashed = [line for line in axes.lines if line.get_linestyle() == "--" and line.get_linewidth() == 1.2]
-    zero = max(line.get_ydata()[0] for line in axes.lines if line.get_linewidth() == 0.9)
-    half = abs(zero - dashed[0].get_ydata()[0]) / 2
-    boxes = [box for box in axes.patches if box.get_height() == pytest.approx(half, abs=1.5) and box.get_width() > 20]
-    edges = [box.get_y() for box in boxes]
-    assert edges == pytest.approx([zero - half, zero - 2 * half] if sign > 0 else [zero, zero + half])
-
-
 def test_a_page_carries_bars_of_many_steps_thinned_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payload, "_MOST_SEGMENTS", 10)
     told = payload.ledger_data(ledger_of(*[window(term(0.5), term(0.5))] * 20))[0]["shares"]
     assert sum(len(row["s"]) for row in told["rows"]) <= 10
     assert told["note"] == "Dashed: 1. The shares of 5 of 20 steps are shown."
     assert told["r"] == [0, 1.05]
-
-
-def test_the_legend_of_a_page_names_only_the_looks_of_shares_that_are_there() -> None:
-    def looks(ledger: Ledger) -> list[str]:
-        return [look for _, look, _ in payload.ledger_data(ledger)[0]["shares"]["keys"]]
-
-    assert looks(ledger_of(window(term(0.5), term(0.5)))) == ["new"]
-    assert looks(ledger_of(window(term(0.5), term(math.nan, unknown="odd")))) == ["new", "unseen"]
-    assert looks(ledger_of(window(term(0.5), zero=False), window(term(0.5)))) == ["new", "used"]
-
-
-def test_pieces_of_several_colours_are_named_by_them() -> None:
-    """One backward was blue, and pieces were blue and yellow."""
-    found = payload.ledger_data(ledger_of(window(term(1.0), label="g_loss"), window(term(1.0), label="d_loss")))[0]
-    keys = [(text, look) for text, look, _ in found["shares"]["keys"]]
-    assert keys == [("g_loss", "new"), ("d_loss", "new")]
-    assert len({color for *_, color in found["shares"]["keys"]}) == 2
-    assert found["shares"]["note"] == "Each piece: one backward. Dashed: 1."
-
-
-def test_of_two_objectives_a_page_names_what_differs_first() -> None:
-    """Both rows of a step began with the same 26 letters, and were cut behind them."""
-    both = [term(0.5), term(-0.5, op="MeanBackward0")]
-    rows = payload.ledger_data(ledger_of(window(both, label="scaler.scale(loss / K)")))[0]["shares"]["rows"]
-    names = [row["o"] for row in rows]
-    assert len({name[:10] for name in names}) == 2
-    assert all(name.startswith("…") for name in names)
-    assert all("scaler.scale(loss / K)" in row["w"] for row in rows), "the sentence has all of it"
 
 
 def test_hostile_names_and_reasons_are_inert() -> None:

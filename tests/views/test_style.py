@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from accumviz.ledger.ledger import KINDS
 from accumviz.views import style, words
-from tests.conftest import ROOT
 
 
 def luminance(color: str) -> float:
@@ -26,11 +24,6 @@ def luminance(color: str) -> float:
 def test_every_event_kind_has_its_own_colour() -> None:
     assert set(style.KIND) == set(KINDS)
     assert len(set(style.KIND.values())) == len(KINDS)
-
-
-def test_every_event_kind_that_is_ruled_has_its_own_line() -> None:
-    lines = [style.kind(kind)[1] for kind in KINDS if kind != "backward"]
-    assert len(set(lines)) == len(lines)
 
 
 def test_no_two_colours_of_the_cycle_are_alike_without_red_and_green() -> None:
@@ -93,16 +86,3 @@ def test_a_shortened_name_is_short_printable_and_keeps_both_ends(text: str, limi
 
 def test_a_name_cannot_reverse_the_text_after_it() -> None:
     assert "\u202e" not in words.literal("a\u202eb")
-
-
-def test_no_rule_makes_the_browser_search_all_that_a_figure_draws_into() -> None:
-    """A figure writes dozens of texts a frame: a `:has()` around it that looks at every depth is answered for each."""
-    small = (".av-control", "label.av-choice", ".av-choice", ".bd-article:has(fieldset")
-    sheets = [*(ROOT / "accumviz").glob("*/static/*.css"), ROOT / "_static/book.css"]
-    searching = [
-        found[0]
-        for sheet in sheets
-        for found in re.finditer(r"[^\s{},]+:has\((?!\s*[>+])[^{]*", sheet.read_text("utf-8"))
-        if not found[0].startswith((*small, "selector("))
-    ]
-    assert searching == []
