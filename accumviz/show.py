@@ -11,13 +11,13 @@ from typing import Any
 
 from accumviz import arguments
 
-# class name -> module of the view, and its function for each form; resolved only when somebody asks.
+# class name -> module of the view, and its function; resolved only when somebody asks.
 VIEWS = {
-    "Ledger": ("accumviz.views.table", {"html": "ledger_html"}),
-    "Graph": ("accumviz.views.graph", {"html": "graph_html", "svg": "to_svg"}),
-    "Report": ("accumviz.views.report", {"html": "report_html"}),
-    "Comparison": ("accumviz.views.comparison", {"html": "comparison_html"}),
-    "Provenance": ("accumviz.views.table", {"html": "provenance_html"}),
+    "Ledger": ("accumviz.views.table", "ledger_html"),
+    "Graph": ("accumviz.views.graph", "graph_html"),
+    "Report": ("accumviz.views.report", "report_html"),
+    "Comparison": ("accumviz.views.comparison", "comparison_html"),
+    "Provenance": ("accumviz.views.table", "provenance_html"),
 }
 # On a page of its own, a view brings the two grounds that a book or a notebook has anyway.
 _PAGE = """
@@ -178,19 +178,6 @@ def check_page_name(path: str | Path) -> None:
         )
 
 
-def shown(what: Any, form: str) -> str:
-    """What the view of some data makes of it: the data modules know no view, so the pairing stands here."""
-    # What somebody derived from one of our classes is shown as ours is, whatever its own name.
-    ours = (
-        kind.__name__
-        for kind in type(what).__mro__
-        if kind.__module__.startswith("accumviz.")
-    )
-    module, functions = VIEWS[next(name for name in ours if name in VIEWS)]
-    text: str = getattr(import_module(module), functions[form])(what)
-    return text
-
-
 class Displayed:
     """Something a notebook shows as static, self-contained HTML, with its `repr` as the text fallback."""
 
@@ -209,4 +196,12 @@ class Displayed:
 
         Raises `ImportError` when the view lacks a library; the message says which.
         """
-        return shown(self, "html")
+        # A class derived from one of these is shown as it is.
+        kind = next(one for one in type(self).__mro__ if _is_viewed(one))
+        module, function = VIEWS[kind.__name__]
+        text: str = getattr(import_module(module), function)(self)
+        return text
+
+
+def _is_viewed(kind: type) -> bool:
+    return kind.__name__ in VIEWS and kind.__module__.startswith("accumviz.")

@@ -25,7 +25,7 @@ CHAIN = Graph(
         ),
         Node(3, "AccumulateGrad", "w", shape=(), grad=float("nan")),
     ),
-    (Edge(0, 1), Edge(1, 2), Edge(2, 3, 1)),
+    (Edge(0, 1), Edge(1, 2), Edge(2, 3)),
     (0,),
     {"notes": ["a note"]},
 )
@@ -43,7 +43,7 @@ def modules() -> Graph:
             Node(5, "AddmmBackward0", module="layers.0", saved=(Saved("mat1", (4,), "float32", 16, 1),)),
             Node(6, "AccumulateGrad", "layers.0.weight", module="layers.0"),
         ),
-        (Edge(0, 1), Edge(1, 2), Edge(1, 5, 1), Edge(2, 3), Edge(3, 4), Edge(3, 5, 1), Edge(5, 6)),
+        (Edge(0, 1), Edge(1, 2), Edge(1, 5), Edge(2, 3), Edge(3, 4), Edge(3, 5), Edge(5, 6)),
         (0,),
         {"classes": {"layers": "ModuleList", "layers.0": "Linear", "layers.1": "Block"}},
     )
@@ -117,13 +117,10 @@ def test_folding_loses_no_operation_no_parameter_and_no_byte(graph: Graph) -> No
         assert all(e.source != e.target for e in folded.edges)
 
 
-def test_a_difference_names_what_came_went_and_changed() -> None:
+def test_a_difference_names_what_came_and_went() -> None:
     other = Graph((*CHAIN.nodes[:3], Node(3, "AccumulateGrad", "b")), CHAIN.edges, (0,))
-    shown = repr(CHAIN.diff(other))
-    assert shown.splitlines() == ["- w", "+ b", "saved bytes: +0"]
-    freed = Graph((CHAIN.nodes[0], Node(1, "PowBackward0", alive=False), *CHAIN.nodes[2:]), CHAIN.edges, (0,))
-    assert "~ PowBackward0" in repr(CHAIN.diff(freed))
-    assert repr(CHAIN.diff(CHAIN)).startswith("no difference")
+    assert repr(CHAIN.diff(other)).splitlines() == ["- w", "+ b", "saved bytes: +0"]
+    assert repr(CHAIN.diff(CHAIN)).startswith("the same nodes")
 
 
 def test_the_repr_is_a_table_with_the_notes_below() -> None:

@@ -10,31 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from accumviz import arguments
-from accumviz.show import Displayed, counted, plural, save_page, shown
+from accumviz.show import Displayed, check_page_name, counted, plural, save_page
 
 _REPR_ROWS = 16
-_COLUMNS = (
-    "id",
-    "operation",
-    "name",
-    "module",
-    "shape",
-    "dtype",
-    "saved",
-    "state",
-    "value",
-    "grad",
-)
-_COMPARED = (
-    "shape",
-    "dtype",
-    "alive",
-    "saved_bytes",
-    "value",
-    "grad",
-    "operations",
-    "parameters",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +21,9 @@ class Saved:
 
     `attr` is the name under which the node keeps it, without `_saved_`.
 
-    `shape` is None once the tensor was freed. `bytes` is the whole storage it holds on to, and
-    `storage` tells equal storages apart (-1: no storage is known, as of sparse tensors). A
-    parameter's storage is there anyway, so `parameter` excludes it from every sum.
+    `bytes` is the whole storage it holds on to, and `storage` tells equal storages apart (-1: no
+    storage is known, as of sparse tensors). A parameter's storage is there anyway, so `parameter`
+    excludes it from every sum.
     """
 
     attr: str
@@ -108,35 +86,28 @@ class Node:
 class Edge:
     """The way of a gradient: from the operation `source` to `target`, one of its `next_functions`.
 
-    Data went the other way in the forward. `input` is the position in `next_functions`,
-    `output` says which output of `target` it was.
+    Data went the other way in the forward.
     """
 
     source: int
     target: int
-    input: int = 0
-    output: int = 0
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What changed from one graph to another; nodes are matched by module, operation and name.
+    """What one graph has and another has not; nodes are matched by module, operation and name.
 
-    `changed` holds pairs of nodes, before and after; `saved_bytes` is how many more bytes the
-    second graph keeps.
+    `saved_bytes` is how many more bytes the second graph keeps.
     """
 
     removed: tuple[Node, ...]
     added: tuple[Node, ...]
-    changed: tuple[tuple[Node, Node], ...]
     saved_bytes: int
 
     def __repr__(self) -> str:
         lines = [f"- {node.title}" for node in self.removed]
         lines += [f"+ {node.title}" for node in self.added]
-        for old, new in self.changed:
-            lines.append(f"~ {new.title}: {', '.join(_changes(old, new))}")
-        lines = lines or ["no difference"]
+        lines = lines or ["the same nodes"]
         return "\n".join([*lines, f"saved bytes: {self.saved_bytes:+,}"])
 
 
@@ -197,8 +168,8 @@ class Graph(Displayed):
             following[edge.source].add(edge.target)
         where = "" if len(self.roots) == 1 else f"{len(self.roots)} roots"
         for node in self.nodes:
-            if len(following[node.id]) > 1:
-                where = where or f"a branch at {node.op}"
+            if not where and len(following[node.id]) > 1:
+                where = f"a branch at {node.op}"
         if where:
             raise ValueError(
                 f"the graph is not a single path: it has {where}; look at .nodes and .edges instead"
@@ -223,11 +194,9 @@ class Graph(Displayed):
                 f"diff() was given {arguments.a(other)}; expected the graph to compare with, as from av.trace"
             )
         before, after = _by_place(self.nodes), _by_place(other.nodes)
-        both = [(node, after[key]) for key, node in before.items() if key in after]
         return Difference(
             removed=tuple(node for key, node in before.items() if key not in after),
             added=tuple(node for key, node in after.items() if key not in before),
-            changed=tuple(pair for pair in both if _changes(*pair)),
             saved_bytes=other.saved_bytes - self.saved_bytes,
         )
 
@@ -269,42 +238,31 @@ class Graph(Displayed):
         place: dict[int, int] = {}
         folded = []
         for i, (group, members) in enumerate(groups.items()):
-            place |= dict.fromkeys((node.id for node in members), i)
+            for node in members:
+                place[node.id] = i
             if len(members) == 1:
                 folded.append(replace(members[0], id=i))
             else:
                 label = classes.get(group, "module")
                 folded.append(_joined(i, members, label, str(group)))
-        edges: dict[tuple[int, int], Edge] = {}
+        edges = {}
         for edge in self.edges:
             ends = place[edge.source], place[edge.target]
             if ends[0] != ends[1]:
-                edges.setdefault(ends, Edge(*ends, edge.input, edge.output))
-        roots = tuple(dict.fromkeys(place[root] for root in self.roots))
-        return Graph(tuple(folded), tuple(edges.values()), roots, dict(self.meta))
-
-    def first(self, count: int) -> Graph:
-        """Return the part of the graph that is its first `count` nodes, those nearest the loss."""
-        edges = [e for e in self.edges if max(e.source, e.target) < count]
-        roots = tuple(root for root in self.roots if root < count)
-        return Graph(self.nodes[:count], tuple(edges), roots, dict(self.meta))
+                edges[ends] = Edge(*ends)
+        roots = dict.fromkeys(place[root] for root in self.roots)
+        # The engine's order names nodes that are folded now.
+        meta = {key: value for key, value in self.meta.items() if key != "order"}
+        return Graph(tuple(folded), tuple(edges.values()), tuple(roots), meta)
 
     def save(self, path: str | Path) -> None:
-        """Write the graph to a file, anew each time: `.html` a page, `.svg` a drawing.
+        """Write one self-contained page, anew each time.
 
-        Raises `ValueError` for any other name.
+        Raises `ValueError` for a name that does not end in `.html`.
         """
-        arguments.file("path", path)
-        suffix = Path(path).suffix.lower()
-        if suffix == ".html":
-            title = f"Autograd graph: {counted(len(self), 'node')}"
-            save_page(path, title, self.to_html())
-        elif suffix == ".svg":
-            Path(path).write_text(shown(self, "svg"), encoding="utf-8")
-        else:
-            raise ValueError(
-                f"cannot write {str(path)!r}; expected a name that ends in .html or .svg"
-            )
+        check_page_name(path)
+        title = f"Autograd graph: {counted(len(self), 'node')}"
+        save_page(path, title, self.to_html())
 
     def __repr__(self) -> str:
         roots = ", ".join(self.nodes[root].title for root in self.roots[:3])
@@ -312,22 +270,24 @@ class Graph(Displayed):
             f"Graph: {counted(len(self), 'node')}, {counted(len(self.edges), 'edge')}, "
             f"saves {self.saved_bytes:,} B; {plural(len(self.roots) or 1, 'root')} {roots or 'unknown'}"
         )
-        lines = _table([_row(node) for node in self.nodes[:_REPR_ROWS]])
+        lines = [head, *_table([_row(node) for node in self.nodes[:_REPR_ROWS]])]
         if len(self) > _REPR_ROWS:
             more = len(self) - _REPR_ROWS
             lines.append(f"  … and {more:,} more; .collapse_modules() folds them")
-        return "\n".join([head, *lines, *(f"note: {note}" for note in self.notes)])
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
 
 
 def distinct_bytes(nodes: Iterable[Node]) -> int:
     """Sum the distinct storages that these nodes keep, parameters excluded."""
     sizes = {}
-    parameters = set()
-    for saved in (saved for node in nodes for saved in node.saved):
-        sizes[saved.storage] = saved.bytes
-        if saved.parameter:
-            parameters.add(saved.storage)
-    return sum(sizes[i] for i in sizes.keys() - parameters if i >= 0)
+    excluded = {-1}
+    for node in nodes:
+        for saved in node.saved:
+            sizes[saved.storage] = saved.bytes
+            if saved.parameter:
+                excluded.add(saved.storage)
+    return sum(sizes[storage] for storage in sizes.keys() - excluded)
 
 
 def in_order(count: int, edges: Iterable[tuple[int, int]]) -> list[int]:
@@ -355,39 +315,41 @@ def in_order(count: int, edges: Iterable[tuple[int, int]]) -> list[int]:
     return list(dict.fromkeys([*order, *range(count)]))
 
 
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
+def _table(rows: list[dict[str, str]]) -> list[str]:
     """Align rows below their headings; a column without any entry is left out."""
     columns = []
-    for name, *cells in zip(_COLUMNS, *rows, strict=True):
-        if name in ("id", "operation") or any(cells):
-            width = max(map(len, [name, *cells]))
-            aligned = str.rjust if name == "id" else str.ljust
-            columns.append([aligned(cell, width) for cell in (name, *cells)])
+    for name in rows[0] if rows else ():
+        cells = [name, *(row[name] for row in rows)]
+        width = max(map(len, cells))
+        if name == "id":
+            columns.append([cell.rjust(width) for cell in cells])
+        elif any(cells[1:]):
+            columns.append([cell.ljust(width) for cell in cells])
     return ["  " + "  ".join(line).rstrip() for line in zip(*columns, strict=True)]
 
 
-def _row(node: Node) -> tuple[str, ...]:
+def _row(node: Node) -> dict[str, str]:
     op = node.op
     if node.kind == "fold":
         op = f"{op} ({node.operations} operations, {node.parameters} parameters)"
-    return (
-        str(node.id),
-        op,
-        node.name,
-        node.module,
-        "" if node.shape is None else str(node.shape),
-        node.dtype,
-        f"{node.saved_bytes:,} B" if node.saved_bytes else "",
-        "" if node.alive else "freed",
-        _short(node.value),
-        _short(node.grad),
-    )
+    return {
+        "id": str(node.id),
+        "operation": op,
+        "name": node.name,
+        "module": node.module,
+        "shape": "" if node.shape is None else str(node.shape),
+        "dtype": node.dtype,
+        "saved": f"{node.saved_bytes:,} B" if node.saved_bytes else "",
+        "state": "" if node.alive else "freed",
+        "value": _short(node.value),
+        "grad": _short(node.grad),
+    }
 
 
 def _short(value: Any) -> str:
     if value is None:
         return ""
-    if not isinstance(value, (list, tuple)):
+    if not isinstance(value, list):
         return f"{value:.4g}"
     text = "[" + ", ".join(map(_short, value)) + "]"
     return text if len(text) <= 40 else text[:38] + "…]"
@@ -420,12 +382,3 @@ def _by_place(nodes: Iterable[Node]) -> dict[tuple[Any, ...], Node]:
         keyed[*key, seen[key]] = node
         seen[key] += 1
     return keyed
-
-
-def _changes(old: Node, new: Node) -> list[str]:
-    changes = []
-    for name in _COMPARED:
-        before, after = getattr(old, name), getattr(new, name)
-        if repr(before) != repr(after):  # NaN differs from itself
-            changes.append(f"{name} {before} → {after}")
-    return changes

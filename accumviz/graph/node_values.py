@@ -15,63 +15,52 @@ from accumviz.recorder import memory
 from accumviz.recorder.transfer import PLAIN, Quietly, readable
 
 ELEMENTS_LIMIT = 64
-_UNKNOWN = object()
 
-_FROM_SAVED: dict[str, tuple[str, str, Callable[..., torch.Tensor]]] = {
-    "PowBackward0": ("_saved_self", "_saved_exponent", torch.pow),
-    "MulBackward0": ("_saved_self", "_saved_other", torch.mul),
-    "DivBackward0": ("_saved_self", "_saved_other", torch.div),
-    "MmBackward0": ("_saved_self", "_saved_mat2", torch.mm),
-    "DotBackward0": ("_saved_self", "_saved_tensor", torch.dot),
-}
-_FROM_INPUT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "MeanBackward0": torch.mean,
-    "SumBackward0": torch.sum,
-    "NegBackward0": torch.neg,
+# How an operation is run again: its function, and what its node saved. Without a name, its one input.
+_AGAIN: dict[str, tuple[Callable[..., torch.Tensor], tuple[str, ...]]] = {
+    "PowBackward0": (torch.pow, ("_saved_self", "_saved_exponent")),
+    "MulBackward0": (torch.mul, ("_saved_self", "_saved_other")),
+    "MeanBackward0": (torch.mean, ()),
+    "SumBackward0": (torch.sum, ()),
 }
 # Elementwise operations, products, reductions, losses, and what moves elements about: deterministic, and
 # without side effects in all their versions (`PowBackward0`, `PowBackward1`).
 _FORMULAS = (
-    "Add Sub Rsub Mul Div Neg Pow Exp Exp2 Expm1 Log Log1P Log2 Log10 Sqrt Rsqrt Reciprocal Abs Sgn Sign Sin Cos Tan "
-    "Asin Acos Atan Sinh Cosh Tanh Sigmoid LogSigmoid Relu LeakyRelu Elu Gelu Silu Softplus Hardtanh Hardsigmoid "
-    "Hardswish Erf Clamp ClampMin ClampMax Maximum Minimum Max Min Amax Amin Where Lerp Addcmul Addcdiv MaskedFill "
-    "Sum Mean Prod Var Std VarMean Norm LinalgVectorNorm Cumsum Softmax LogSoftmax Logsumexp Logaddexp "
-    "MseLoss SmoothL1Loss HuberLoss NllLoss NllLoss2D BinaryCrossEntropy BinaryCrossEntropyWithLogits KlDiv "
-    "Mm Mv Dot Bmm Addmm Addmv Addbmm Baddbmm Linear Ger Outer Convolution AvgPool2D MaxPool2DWithIndices "
-    "NativeLayerNorm NativeBatchNorm NativeGroupNorm NativeDropout Embedding "
-    "View UnsafeView ReshapeAlias T Transpose Permute Expand Repeat Squeeze Unsqueeze Select Slice Diagonal Unfold "
-    "Split SplitWithSizes Unbind Cat Stack Index IndexSelect Gather Flip Roll Tril Triu Trace Clone Alias ToCopy Fill"
+    "Add Sub Rsub Mul Div Neg Pow Exp Log Sqrt Rsqrt Reciprocal Abs Sin Cos Tanh Sigmoid LogSigmoid Relu Gelu Silu "
+    "Softplus Clamp Maximum Minimum Max Min Where Sum Mean Prod Var Std Norm LinalgVectorNorm Cumsum Softmax "
+    "LogSoftmax Logsumexp MseLoss NllLoss BinaryCrossEntropy BinaryCrossEntropyWithLogits Mm Mv Dot Bmm Addmm Linear "
+    "Convolution NativeLayerNorm Embedding View UnsafeView T Transpose Permute Expand Repeat Squeeze Unsqueeze Select "
+    "Slice Split Unbind Cat Stack Index Gather Flip Clone Alias ToCopy"
 )
 _FORMULA = re.compile(rf"(?:{_FORMULAS.replace(' ', '|')})Backward\d+")
 
 
 def numbers(tensor: Any) -> Any:
     """Turn a tiny real tensor into nested lists of floats; return None when it is neither or cannot be read."""
-    if not _tiny(tensor) or tensor.dtype.is_complex:
+    if not _is_tiny(tensor) or tensor.dtype.is_complex:
         return None
     with Quietly():
         dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
         return dense.to("cpu", torch.float64).tolist()
 
 
-def numbers_on_cpu(tensor: Any) -> Any:
+def numbers_on_cpu(tensor: torch.Tensor | None) -> Any:
     """As `numbers`, without waiting for a device: there they are unknown."""
-    on_cpu = isinstance(tensor, torch.Tensor) and tensor.is_cpu
-    return numbers(tensor) if on_cpu else None
+    is_there = tensor is not None and tensor.is_cpu
+    return numbers(tensor) if is_there else None
 
 
-def _tiny(tensor: Any) -> bool:
+def _is_tiny(tensor: Any) -> bool:
     few = type(tensor) in PLAIN and tensor.numel() <= ELEMENTS_LIMIT
     return few and readable(tensor)
 
 
-def forward_values(
+def results(
     order: list[Any],
     roots: list[torch.Tensor],
     variables: Mapping[Any, tuple[str, torch.Tensor]],
-    read: Callable[[Any], Any] = numbers,
-) -> dict[Any, Any]:
-    """Find what each operation returned: in the caller's variables, in what was saved, or by one exact replay."""
+) -> dict[Any, torch.Tensor]:
+    """Find what operations returned: in the caller's variables, in what was saved, or by one exact replay."""
     inside = set(order)
     tensors = {root.grad_fn: root for root in roots if root.output_nr == 0}
     for fn, (_, tensor) in variables.items():
@@ -84,11 +73,11 @@ def forward_values(
             if tensor.output_nr == 0 and tensor.grad_fn in inside:
                 tensors.setdefault(tensor.grad_fn, tensor)
     for fn in reversed(order):
-        if fn not in tensors:
-            again = _replay(fn, tensors)
+        if fn not in tensors and type(fn).__name__ in _AGAIN:
+            again = _run_again(fn, tensors)
             if again is not None:
                 tensors[fn] = again
-    return {fn: read(tensor) for fn, tensor in tensors.items()}
+    return tensors
 
 
 def _saved_unchanged(fn: Any) -> list[torch.Tensor]:
@@ -112,125 +101,91 @@ def _unpacks_plainly(fn: Any) -> bool:
     return all(raw is not None and raw.unpack_hook is None for raw in saved)
 
 
-def _replay(fn: Any, known: Mapping[Any, torch.Tensor]) -> torch.Tensor | None:
-    """Run an operation again where its node holds everything it was run with."""
-    op = type(fn).__name__
+def _run_again(fn: Any, tensors: Mapping[Any, torch.Tensor]) -> torch.Tensor | None:
+    """Run an operation again where everything it was run with is there, and tiny."""
+    if not _unpacks_plainly(fn):
+        return None
+    function, names = _AGAIN[type(fn).__name__]
     try:
-        function, operands = _operands(op, fn, known)
-        tensors = [one for one in operands if isinstance(one, torch.Tensor)]
-        if not all(map(_tiny, tensors)):
-            return None
+        operands = [getattr(fn, name) for name in names]
+        if not names:
+            ((source, output),) = fn.next_functions
+            operands = [tensors.get(source) if output == 0 else None]
+        for operand in operands:
+            is_tensor = isinstance(operand, torch.Tensor)
+            if operand is None or (is_tensor and not _is_tiny(operand)):
+                return None
         with Quietly():
             return function(*operands)
-    except (RuntimeError, ValueError, AttributeError, LookupError):
+    except RuntimeError:  # changed in place since
         return None
-
-
-def _operands(
-    op: str, fn: Any, known: Mapping[Any, torch.Tensor]
-) -> tuple[Callable[..., torch.Tensor], list[Any]]:
-    """Return what an operation was run with. Raises `LookupError` where that is not kept."""
-    if op in _FROM_INPUT:
-        ((source, output),) = fn.next_functions
-        if output:
-            raise LookupError(output)
-        return _FROM_INPUT[op], [known[source]]
-    first, second, function = _FROM_SAVED[op]
-    if not _unpacks_plainly(fn):
-        raise LookupError(op)
-    operands = [getattr(fn, first), getattr(fn, second)]
-    if any(one is None for one in operands):
-        raise LookupError(op)
-    return function, operands
 
 
 def gradients(
     order: list[Any], roots: list[torch.Tensor]
 ) -> tuple[dict[Any, Any], str]:
-    """Call each node's own formula once, roots first, and return d(roots)/d(node) by node, and a note.
+    """Call each node's own formula once, roots first, and return d(roots)/d(node) by node, or a note.
 
     This is not `torch.autograd.grad`: the engine would run the user's hooks. Called are only
     operations of PyTorch's own that are known to be a formula and nothing else, on tensors that
-    are there. What depends on any other is left out: a custom Function may count its calls, an
-    in-place change of a view may have one inside, a collective would wait for other ranks.
+    are there: a custom Function may count its calls, an in-place change of a view may have one
+    inside, a collective would wait for other ranks. A graph with any other has no gradients.
     """
     for root in roots:
         if root.numel() != 1 or root.dtype.is_complex or not readable(root):
-            note = (
-                "gradients are left out: they are defined for a loss of one real number"
-            )
-            return {}, note
-    incoming: dict[Any, list[Any]] = {}
+            only = "they are defined for a loss of one real number"
+            return {}, f"gradients are left out: {only}"
     for fn in order:
-        incoming[fn] = [None] * len(fn._input_metadata)
-    with Quietly(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for root in roots:
-            _add(incoming[root.grad_fn], root.output_nr, torch.ones_like(root))
-        stopped_at = _flow(order, incoming)
-    slopes = {}
-    for fn, came in incoming.items():
-        if len(came) == 1 and came[0] is not _UNKNOWN:
-            slopes[fn] = numbers(came[0])
-    if not stopped_at:
-        return slopes, ""
-    stops = ", ".join(dict.fromkeys(stopped_at))
-    return (
-        slopes,
-        f"gradients stop at {stops}: to know more, code other than a formula would have to run",
-    )
+        if not hasattr(fn, "variable") and not _is_formula(fn):
+            other = f"{type(fn).__name__} might run more than a formula of PyTorch's"
+            return {}, f"gradients are left out: {other}"
+    came: dict[Any, list[Any]] = {}
+    for fn in order:
+        came[fn] = [None] * len(fn._input_metadata)
+    try:
+        with Quietly(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for root in roots:
+                _add(came[root.grad_fn], root.output_nr, torch.ones_like(root))
+            _flow(order, came)
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        return {}, f"gradients are left out: {error}"
+    single = {fn: parts[0] for fn, parts in came.items() if len(parts) == 1}
+    return {fn: numbers(gradient) for fn, gradient in single.items()}, ""
 
 
-def _flow(order: list[Any], incoming: dict[Any, list[Any]]) -> list[str]:
-    """Pass gradients on from the roots, and return the operations at which they stop."""
-    stopped_at = []
-    for fn in _from_the_roots(order):
-        if hasattr(fn, "variable"):
-            continue
-        targets = fn.next_functions
-        try:
-            results = _call(fn, incoming[fn])
-        except (RuntimeError, NotImplementedError, TypeError):
-            stopped_at.append(type(fn).__name__)
-            results = [_UNKNOWN] * len(targets)
-        for (target, output), result in zip(targets, results, strict=False):
-            if target is not None and result is not None:
-                fitting = _fit(result, target._input_metadata[output])
-                _add(incoming[target], output, fitting)
-    return stopped_at
+def _is_formula(fn: Any) -> bool:
+    """Tell whether calling a node computes a formula of PyTorch's own from what can be read, and nothing else."""
+    named = _FORMULA.fullmatch(type(fn).__name__)
+    if not named or isinstance(fn, BackwardCFunction) or not _unpacks_plainly(fn):
+        return False
+    saved = [tensor for _, tensor in memory.saved_tensors(fn) if tensor is not None]
+    return all(map(readable, saved))
 
 
-def _from_the_roots(order: list[Any]) -> list[Any]:
-    number = {fn: i for i, fn in enumerate(order)}
+def _flow(order: list[Any], came: dict[Any, list[Any]]) -> None:
+    """Pass gradients on from the roots."""
+    numbered = {fn: i for i, fn in enumerate(order)}
     edges = []
     for fn in order:
         for target, _ in fn.next_functions:
             if target is not None:
-                edges.append((number[fn], number[target]))
-    return [order[i] for i in in_order(len(order), edges)]
+                edges.append((numbered[fn], numbered[target]))
+    for i in in_order(len(order), edges):
+        fn = order[i]
+        if hasattr(fn, "variable"):
+            continue
+        passed = fn(*came[fn])
+        if not isinstance(passed, tuple):
+            passed = (passed,)
+        for (target, output), gradient in zip(fn.next_functions, passed, strict=False):
+            if target is not None and gradient is not None:
+                fitting = _fit(gradient, target._input_metadata[output])
+                _add(came[target], output, fitting)
 
 
-def _call(fn: Any, came: list[Any]) -> list[Any]:
-    """Return what a node's formula makes of the gradients that came.
-
-    Raises `RuntimeError` for anything but a formula.
-    """
-    if any(gradient is _UNKNOWN for gradient in came):
-        return [_UNKNOWN] * len(fn.next_functions)
-    formula = _FORMULA.fullmatch(type(fn).__name__) and not isinstance(
-        fn, BackwardCFunction
-    )
-    saved = [tensor for _, tensor in memory.saved_tensors(fn) if tensor is not None]
-    if not formula or not _unpacks_plainly(fn) or not all(map(readable, saved)):
-        raise RuntimeError("calling it might run more than a formula of PyTorch's own")
-    results = fn(*came)
-    return list(results) if isinstance(results, tuple) else [results]
-
-
-def _fit(gradient: Any, expected: Any) -> Any:
+def _fit(gradient: torch.Tensor, expected: Any) -> torch.Tensor:
     """Sum a broadcast gradient back to its input's shape and dtype, as the engine does between nodes."""
-    if gradient is _UNKNOWN:
-        return gradient
     if tuple(gradient.shape) != tuple(expected.shape):
         gradient = gradient.sum_to_size(tuple(expected.shape))
     if gradient.is_complex() and not expected.dtype.is_complex:
@@ -238,8 +193,5 @@ def _fit(gradient: Any, expected: Any) -> Any:
     return gradient.to(expected.dtype)
 
 
-def _add(buffer: list[Any], at: int, gradient: Any) -> None:
-    if gradient is _UNKNOWN or buffer[at] is _UNKNOWN:
-        buffer[at] = _UNKNOWN
-    else:
-        buffer[at] = gradient if buffer[at] is None else buffer[at] + gradient
+def _add(parts: list[Any], at: int, gradient: torch.Tensor) -> None:
+    parts[at] = gradient if parts[at] is None else parts[at] + gradient

@@ -11,16 +11,15 @@ from typing import Any
 import torch
 
 from accumviz.graph.graph import Graph
-from accumviz.graph.node_values import forward_values, numbers_on_cpu
+from accumviz.graph.node_values import numbers_on_cpu, results
 from accumviz.graph.scopes import Scopes, sequence
-from accumviz.graph.trace import VALUES_LIMIT, Labels, Numbers, Walk, graph_of, walk_of
+from accumviz.graph.trace import TOO_LARGE, VALUES_LIMIT, Names, Walk
 from accumviz.recorder.callsite import CallSites
 from accumviz.recorder.columns import Backward
 
 # Nodes of one graph, and of all that a recording keeps: more is for `trace` at the place of interest.
 GRAPH_NODES, ALL_NODES = 2000, 100_000
 _ON_A_DEVICE = "the numbers of tensors on a device are not read"
-_TOO_LARGE = f"values are left out: the graph has more than {VALUES_LIMIT} nodes"
 _current_task = torch._C._current_graph_task_id
 
 
@@ -62,9 +61,11 @@ class Graphs:
             for root in roots:
                 if not isinstance(root, torch.Tensor) or root.grad_fn is None:
                     return
-            walk = walk_of(roots)
-            if not roots or len(walk.order) > min(GRAPH_NODES, self._room):
-                self.left_out += bool(roots)
+            if not roots:
+                return
+            walk = Walk(roots)
+            if len(walk.order) > min(GRAPH_NODES, self._room):
+                self.left_out += 1
                 return
             run = EngineRun(self._read(walk, frame), walk)
         self._open.append(run)
@@ -72,15 +73,16 @@ class Graphs:
         running.graph, running.finish_graph = run.graph, run.finish
 
     def _read(self, walk: Walk, frame: FrameType | None) -> Graph:
-        labels = Labels(self._sites.owner(frame), {})
-        numbers: Numbers = ({}, {}, [_TOO_LARGE])
-        if len(walk.order) <= VALUES_LIMIT:
-            values = forward_values(
-                walk.order, walk.roots, labels.tensors, numbers_on_cpu
-            )
-            on_cpu = all(root.is_cpu for root in walk.roots)
-            numbers = values, {}, [] if on_cpu else [_ON_A_DEVICE]
-        graph = graph_of(walk, labels, self._scopes, numbers)
+        names = Names(self._sites.owner(frame))
+        values, notes = {}, []
+        if len(walk.order) > VALUES_LIMIT:
+            notes.append(TOO_LARGE)
+        else:
+            tensors = results(walk.order, walk.roots, names.tensors)
+            values = {fn: numbers_on_cpu(tensor) for fn, tensor in tensors.items()}
+            if not all(root.is_cpu for root in walk.roots):
+                notes.append(_ON_A_DEVICE)
+        graph = walk.graph(names, self._scopes, values, notes=notes)
         thread, first = self._began
         if thread == get_ident():  # autograd numbers operations in each thread anew
             tops = [walk.order[i] for i in walk.top]
@@ -141,12 +143,10 @@ class EngineRun:
         if task == self._task:
             again = i in self._grads
             self._order.append(i)
-            self._grads[i] = None if again else self._number(grad)
+            is_read = self._reads and not again
+            self._grads[i] = numbers_on_cpu(grad) if is_read else None
         elif i in self._leaves:
             self._grads[i] = None
-
-    def _number(self, grad: torch.Tensor | None) -> Any:
-        return numbers_on_cpu(grad) if self._reads else None
 
     def finish(self) -> Graph:
         """Return the graph with what was brought, once the backward is over."""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from inspect import signature
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -15,38 +12,31 @@ from torch.nn import Module
 
 from accumviz import arguments
 from accumviz.graph.graph import Edge, Graph, Node, Saved
-from accumviz.graph.node_values import forward_values, gradients
+from accumviz.graph.node_values import gradients, numbers, results
 from accumviz.graph.scopes import Scopes, submodules
 from accumviz.recorder import memory
 from accumviz.recorder.callsite import variables
 
 # Nodes: a larger graph has no readable numbers, and calling every backward costs.
 VALUES_LIMIT = 200
+TOO_LARGE = f"values are left out: the graph has more than {VALUES_LIMIT} nodes"
 _FREED = (
     "a backward has freed this graph: the operations are there, what they saved is gone; "
     "trace before calling backward, or call backward(retain_graph=True)"
 )
 
 
-def trace(
-    *tensors: Any,
-    module: Module | Mapping[str, Module] | None = None,
-    values: bool = False,
-    names: Mapping[str, torch.Tensor] | None = None,
-) -> Graph:
+def trace(*tensors: torch.Tensor, values: bool = False) -> Graph:
     """Read the autograd graph below one or more tensors, with the caller's names on it.
 
-    `tensors` are tensors with a `grad_fn`, or one function without arguments that computes and
-    returns them: then it is run here, and each operation knows the module that ran it. `module`
-    gives parameters their paths; without it, modules among the caller's variables do. `names` adds
-    names to those of the caller's variables.
+    Names are those of the caller's variables; modules among them give parameters their paths.
 
     `values=True` puts forward values and gradients on the nodes of a graph of at most 200, for
     tensors of at most 64 elements; what cannot be known for certain stays None. A gradient is
     what the operations' own formulas give. Only formulas of PyTorch's own are called, those that
     are known to do nothing else: no hook, no custom Function, no collective runs, and `.grad`,
-    random state and graph stay unchanged. What a real backward brought is in the graphs of
-    `record(..., graphs=True)`.
+    random state and graph stay unchanged. What a real backward brought, and which module ran an
+    operation, is in the graphs of `record(..., graphs=True)`.
 
     Raises `TypeError` for what is not a tensor, `ValueError` for a tensor without a graph.
 
@@ -61,160 +51,53 @@ def trace(
        2  AccumulateGrad  w     ()     float32         3      24
     """
     arguments.flag("values", values)
-    _check_names(names)
-    frame = sys._getframe(1)
-    with torch._C.DisableTorchFunctionSubclass():
-        scopes = Scopes(_named_modules(module, frame))
-    if len(tensors) == 1 and _is_function(tensors[0]):
-        tensors = (_run(tensors[0], scopes),)
-    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-        labels = Labels(frame, names or {})
-        roots = []
-        for i, given in enumerate(tensors):
-            roots += [_checked(t, f"argument {i}", labels) for t in _flat(given)]
-        if not roots:
-            raise ValueError(
-                "nothing to trace; pass the tensor you call backward on, as in av.trace(loss)"
-            )
-        walk = walk_of(roots)
-        numbers: Numbers = ({}, {}, [])
-        if values:
-            numbers = _numbers(walk, labels)
-        return graph_of(walk, labels, scopes, numbers)
-
-
-# Forward values and gradients by node, and notes on them.
-Numbers = tuple[dict[Any, Any], dict[Any, Any], list[str]]
-
-
-def _check_names(names: Any) -> None:
-    """Raise `TypeError` for anything but tensors by name."""
-    if names is None:
-        return
-    pairs = names.items() if isinstance(names, Mapping) else [(None, None)]
-    for name, value in pairs:
-        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-            raise TypeError(
-                f"names={names!r:.80}; expected tensors by name, as in names={{'y_hat': y_hat}}"
-            )
-
-
-def _is_function(given: Any) -> bool:
-    return callable(given) and not isinstance(given, (torch.Tensor, Module))
-
-
-def _run(function: Callable[[], Any], scopes: Scopes) -> Any:
-    """Call a function within scopes. Raises `TypeError` for one that needs arguments."""
-    with suppress(ValueError):  # of one without a signature
-        needed = []
-        for one in signature(function).parameters.values():
-            if one.default is one.empty and one.kind not in (
-                one.VAR_POSITIONAL,
-                one.VAR_KEYWORD,
-            ):
-                needed.append(one.name)
-        if needed:
-            name = getattr(function, "__name__", type(function).__name__)
-            listed = ", ".join(needed)
-            raise TypeError(
-                f"trace() was given {name}, which wants {listed}; expected a tensor, or a function without "
-                f"arguments, as in av.trace(lambda: {name}({listed}))"
-            )
-    scopes.open()
-    try:
-        return function()
-    finally:
-        scopes.close()
-
-
-def _named_modules(
-    module: Module | Mapping[str, Module] | None, frame: FrameType
-) -> dict[str, Module]:
-    """Name the modules to take paths from: those given, else those among the caller's variables."""
-    if isinstance(module, Module):
-        return {"model": module}
-    if isinstance(module, Mapping) and all(
-        isinstance(one, Module) for one in module.values()
-    ):
-        return dict(module)
-    if module is not None:
-        raise TypeError(
-            f"module is {arguments.a(module)}; expected a torch.nn.Module, "
-            "or a dict of them by name"
+    if not tensors:
+        raise ValueError(
+            "nothing to trace; pass the tensor you call backward on, as in av.trace(loss)"
         )
-    candidates: dict[int, tuple[str, Module]] = {}
+    frame = sys._getframe(1)
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        names = Names(frame)
+        for i, tensor in enumerate(tensors):
+            _check(tensor, f"argument {i}", names)
+        walk = Walk(tensors)
+        if not values:
+            return walk.graph(names, Scopes(_modules(frame)))
+        if len(walk.order) > VALUES_LIMIT:
+            return walk.graph(names, Scopes(_modules(frame)), notes=[TOO_LARGE])
+        tensor_of = results(walk.order, walk.roots, names.tensors)
+        found = {fn: numbers(tensor) for fn, tensor in tensor_of.items()}
+        slopes, note = gradients(walk.order, walk.roots)
+        notes = [note] if note else []
+        return walk.graph(names, Scopes(_modules(frame)), found, slopes, notes)
+
+
+def _modules(frame: FrameType) -> dict[str, Module]:
+    """Name the modules among a frame's variables, without those inside others."""
+    modules: dict[int, tuple[str, Module]] = {}
     inner: set[int] = set()
     for name, value in variables(frame):
         if issubclass(type(value), Module):
-            candidates.setdefault(id(value), (name, value))
+            modules.setdefault(id(value), (name, value))
             inner |= {id(one) for one in value.modules() if one is not value}
-    return {name: one for name, one in candidates.values() if id(one) not in inner}
+    return {
+        name: module for name, module in modules.values() if id(module) not in inner
+    }
 
 
-class Labels:
-    """Names of the caller's tensors, by grad_fn and, for leaves, by identity."""
-
-    def __init__(self, frame: FrameType | None, names: Mapping[str, Any]) -> None:
-        self.tensors: dict[Any, tuple[str, torch.Tensor]] = {}
-        self.leaves: dict[int, str] = {}
-        self.named: list[tuple[str, torch.Tensor]] = []
-        pairs = [*names.items(), *([] if frame is None else variables(frame))]
-        for name, value in pairs:
-            if issubclass(type(value), torch.Tensor):
-                self.named.append((name, value))
-                self._add(name, value)
-
-    def _add(self, name: str, value: torch.Tensor) -> None:
-        # Asking such a view for its node makes a new one, in another place of the engine's order.
-        if value._is_view() and value._base is not None and value._base._version:
-            return
-        if value.grad_fn is None:
-            self.leaves.setdefault(id(value), name)
-        elif value.output_nr == 0:
-            self.tensors.setdefault(value.grad_fn, (name, value))
-
-    def name(self, tensor: torch.Tensor) -> str:
-        """Return the name of a tensor, empty where it has none."""
-        return next((name for name, value in self.named if value is tensor), "")
-
-
-def _flat(given: Any) -> Iterator[Any]:
-    if isinstance(given, (tuple, list)):
-        for part in given:
-            yield from _flat(part)
-    else:
-        yield given
-
-
-def _checked(tensor: Any, where: str, labels: Labels) -> torch.Tensor:
-    """Return a tensor that has a graph; raise an error that says why another has none."""
+def _check(tensor: Any, where: str, names: Names) -> None:
+    """Raise an error that says why a tensor has no graph."""
     if not isinstance(tensor, torch.Tensor):
-        parts = [k for k, v in vars_of(tensor).items() if isinstance(v, torch.Tensor)]
-        hint = (
-            f"one of its tensors ({', '.join(parts)})"
-            if parts
-            else "the tensor you call backward on"
-        )
         raise TypeError(
-            f"{where} is {arguments.a(tensor)}; expected a tensor with a grad_fn: pass {hint}"
+            f"{where} is {arguments.a(tensor)}; expected the tensor you call backward on"
         )
     if tensor.grad_fn is not None:
-        return tensor
-    name = labels.name(tensor) or where
+        return
+    name = names.of(tensor) or where
     if tensor.requires_grad:
         raise ValueError(
             f"{name} is a leaf: it was not computed from anything, so it has no grad_fn and no graph; "
             f"trace what is computed from it, such as the loss"
-        )
-    key, _ = memory.storage(tensor)
-    for source, other in labels.named:
-        if other.requires_grad and memory.storage(other)[0] == key != -1:
-            raise ValueError(
-                f"{name} was detached from {source}: it holds the same numbers without the graph; trace {source}"
-            )
-    if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
-        raise ValueError(
-            f"{name} is {tensor.dtype}: only floating-point tensors have gradients, so it has no graph"
         )
     raise ValueError(
         f"{name} has no grad_fn: it was computed under torch.no_grad() or inference_mode(), was detached, or comes "
@@ -222,87 +105,93 @@ def _checked(tensor: Any, where: str, labels: Labels) -> torch.Tensor:
     )
 
 
-def vars_of(value: Any) -> dict[str, Any]:
-    return getattr(value, "__dict__", {})
+class Names:
+    """Names of the caller's tensors: of those that operations returned by grad_fn, and of leaves."""
+
+    def __init__(self, frame: FrameType | None) -> None:
+        self.tensors: dict[Any, tuple[str, torch.Tensor]] = {}
+        self._named: dict[int, str] = {}
+        for name, value in [] if frame is None else variables(frame):
+            if not issubclass(type(value), torch.Tensor):
+                continue
+            self._named.setdefault(id(value), name)
+            # Asking such a view for its node makes a new one, in another place of the engine's order.
+            if value._is_view() and value._base is not None and value._base._version:
+                continue
+            if value.grad_fn is not None and value.output_nr == 0:
+                self.tensors.setdefault(value.grad_fn, (name, value))
+
+    def of(self, tensor: torch.Tensor) -> str:
+        """Return the name of a tensor, empty where it has none."""
+        return self._named.get(id(tensor), "")
 
 
-@dataclass
 class Walk:
     """The nodes below some roots, in traversal order, with their edges and leaves."""
 
-    roots: list[torch.Tensor]
-    order: list[Any]
-    edges: list[Edge]
-    leaves: dict[int, torch.Tensor]
-    top: tuple[int, ...]
+    def __init__(self, roots: Sequence[torch.Tensor]) -> None:
+        self.roots = list(roots)
+        self.order: list[Any] = list(dict.fromkeys(root.grad_fn for root in roots))
+        self.top = tuple(range(len(self.order)))
+        self.edges: list[Edge] = []
+        self.leaves: dict[int, torch.Tensor] = {}
+        index = {fn: i for i, fn in enumerate(self.order)}
+        for source, fn in enumerate(self.order):
+            if hasattr(fn, "variable"):
+                self.leaves[source] = fn.variable
+            for target, _ in fn.next_functions:
+                if target is None:
+                    continue
+                if target not in index:
+                    index[target] = len(self.order)
+                    self.order.append(target)
+                self.edges.append(Edge(source, index[target]))
+        memory.keep_deletable(self.order, [self.order[i] for i in self.top])
 
-
-def walk_of(roots: list[torch.Tensor]) -> Walk:
-    """Go through the graph below these roots, without recursion."""
-    order: list[Any] = list(dict.fromkeys(root.grad_fn for root in roots))
-    index = {fn: i for i, fn in enumerate(order)}
-    top = tuple(range(len(order)))
-    edges = []
-    leaves = {}
-    for source, fn in enumerate(order):
-        if hasattr(fn, "variable"):
-            leaves[source] = fn.variable
-        for position, (following, output) in enumerate(fn.next_functions):
-            if following is None:
-                continue
-            if following not in index:
-                index[following] = len(order)
-                order.append(following)
-            edges.append(Edge(source, index[following], position, output))
-    memory.keep_deletable(order, [order[i] for i in top])
-    return Walk(roots, order, edges, leaves, top)
-
-
-def _numbers(walk: Walk, labels: Labels) -> Numbers:
-    if len(walk.order) > VALUES_LIMIT:
-        size = f"the graph has {len(walk.order):,} nodes, they are shown up to {VALUES_LIMIT}"
-        return {}, {}, [f"values are left out: {size}"]
-    values = forward_values(walk.order, walk.roots, labels.tensors)
-    slopes, note = gradients(walk.order, walk.roots)
-    return values, slopes, [note] if note else []
-
-
-def graph_of(walk: Walk, labels: Labels, scopes: Scopes, numbers: Numbers) -> Graph:
-    """Put what is known of the nodes into a `Graph`."""
-    values, slopes, notes = numbers
-    paths = _Paths(scopes, walk.leaves)
-    storages = _Storages(walk.leaves)
-    nodes = []
-    for i, fn in enumerate(walk.order):
-        leaf = walk.leaves.get(i)
-        saved: tuple[Saved, ...] = ()
-        alive = True
-        if leaf is not None:
-            name = paths.of_parameter(leaf) or labels.leaves.get(id(leaf), "")
-            module = paths.of_parameter(leaf).rpartition(".")[0]
-            shape, dtype = _shape(leaf), _dtype(leaf)
-        else:
-            name, _ = labels.tensors.get(fn, ("", None))
-            module = paths.joined(*scopes.at(fn._sequence_nr()))
-            shape, dtype = _first_output(fn)
-            saved, alive = storages.saved(fn)
-        node = Node(
-            i,
-            type(fn).__name__,
-            name,
-            module,
-            shape,
-            dtype,
-            saved,
-            alive,
-            values.get(fn),
-            slopes.get(fn),
-        )
-        nodes.append(node)
-    if not all(node.alive for node in nodes):
-        notes = [_FREED]
-    meta = {"torch": torch.__version__, "notes": notes, "classes": paths.classes}
-    return Graph(tuple(nodes), tuple(walk.edges), walk.top, meta)
+    def graph(
+        self,
+        names: Names,
+        scopes: Scopes,
+        values: Mapping[Any, Any] | None = None,
+        grads: Mapping[Any, Any] | None = None,
+        notes: Sequence[str] = (),
+    ) -> Graph:
+        """Put what is known of the nodes into a `Graph`."""
+        values, grads = values or {}, grads or {}
+        paths = _Paths(scopes, self.leaves)
+        storages = _Storages(self.leaves)
+        nodes = []
+        for i, fn in enumerate(self.order):
+            leaf = self.leaves.get(i)
+            saved: tuple[Saved, ...] = ()
+            alive = True
+            if leaf is not None:
+                path = paths.of(leaf)
+                name = path or names.of(leaf)
+                module = path.rpartition(".")[0]
+                shape, dtype = _described(leaf)
+            else:
+                name, _ = names.tensors.get(fn, ("", None))
+                module = paths.joined(*scopes.at(fn._sequence_nr()))
+                shape, dtype = _described(next(iter(fn._input_metadata), None))
+                saved, alive = storages.saved(fn)
+            node = Node(
+                i,
+                type(fn).__name__,
+                name,
+                module,
+                shape,
+                dtype,
+                saved,
+                alive,
+                values.get(fn),
+                grads.get(fn),
+            )
+            nodes.append(node)
+        if not all(node.alive for node in nodes):
+            notes = [_FREED]
+        meta = {"notes": list(notes), "classes": paths.classes}
+        return Graph(tuple(nodes), tuple(self.edges), self.top, meta)
 
 
 class _Paths:
@@ -321,7 +210,8 @@ class _Paths:
             for path, inner in submodules(scopes.modules[root]):
                 self.classes[self.joined(root, path)] = type(inner).__name__
 
-    def of_parameter(self, leaf: torch.Tensor) -> str:
+    def of(self, leaf: torch.Tensor) -> str:
+        """Return the path of a parameter, empty where it is of no module."""
         return self.joined(*self._parameters.get(id(leaf), ("", "")))
 
     def joined(self, root: str, path: str) -> str:
@@ -329,7 +219,7 @@ class _Paths:
         path = path.replace("_orig_mod.", "").removesuffix("_orig_mod")
         if len(self._roots) < 2:
             return path
-        return ".".join(part for part in (root, path) if part)
+        return f"{root}.{path}".strip(".")
 
 
 class _Storages:
@@ -340,29 +230,30 @@ class _Storages:
         self._leaves = {memory.storage(leaf)[0] for leaf in leaves.values()} - {-1}
 
     def saved(self, fn: Any) -> tuple[tuple[Saved, ...], bool]:
-        """List what a node keeps, and tell whether it still has it."""
-        rows, alive = [], True
+        """List what a node keeps, and tell whether it still has all of it."""
+        rows = []
+        alive = True
         for attr, raw in memory.raw_saved(fn):
             tensor = memory.held(raw)
             if tensor is not None:
                 rows.append(self._row(attr, tensor))
-            elif raw is None or (raw.data is None and raw.unpack_hook is None):
-                if raw is None or _was_freed(fn, attr):
-                    rows.append(Saved(attr))
-                    alive = False
-            else:
-                rows.append(Saved(attr, dtype="packed by a hook"))
+            elif _was_freed(fn, attr, raw):
+                alive = False
         return tuple(rows), alive
 
     def _row(self, attr: str, tensor: torch.Tensor) -> Saved:
         key, size = memory.storage(tensor)
         number = self._numbers.setdefault(key, len(self._numbers) - 1)
-        parameter = key in self._leaves or memory.is_parameter(tensor)
-        return Saved(attr, _shape(tensor), _dtype(tensor), size, number, parameter)
+        is_parameter = key in self._leaves or memory.is_parameter(tensor)
+        return Saved(attr, *_described(tensor), size, number, is_parameter)
 
 
-def _was_freed(fn: Any, attr: str) -> bool:
+def _was_freed(fn: Any, attr: str, raw: Any) -> bool:
     """Tell freed from never needed: there is no hook on an empty slot, so reading it unpacks nothing."""
+    if raw is None:
+        return True
+    if raw.data is not None or raw.unpack_hook is not None:
+        return False
     try:
         getattr(fn, f"_saved_{attr.partition('[')[0]}")
     except AttributeError:
@@ -372,24 +263,10 @@ def _was_freed(fn: Any, attr: str) -> bool:
     return False
 
 
-def _first_output(fn: Any) -> tuple[tuple[int, ...] | None, str]:
+def _described(tensor: Any) -> tuple[tuple[int, ...] | None, str]:
+    """Return the shape and the dtype of a tensor, or of what a node knows of its output."""
     try:
-        first = fn._input_metadata[0]
-        return _shape(first), _dtype(first)
-    except (RuntimeError, IndexError, TypeError, AttributeError):
-        return None, ""
-
-
-def _shape(tensor: Any) -> tuple[int, ...] | None:
-    try:
-        return tuple(map(int, tensor.shape))
-    except (
-        RuntimeError,
-        TypeError,
-        AttributeError,
-    ):  # nested tensors have no one shape
-        return None
-
-
-def _dtype(tensor: Any) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+        shape = tuple(map(int, tensor.shape))
+        return shape, str(tensor.dtype).removeprefix("torch.")
+    except (RuntimeError, TypeError, AttributeError):
+        return None, ""  # nested tensors have no one shape

@@ -147,9 +147,15 @@ def simplify(graph: Graph, limit: int = NODES_LIMIT) -> Graph:
             break
     if len(shown) > limit:
         how += f"{', ' if how else ': '}only the {limit} nearest the loss"
-        shown = shown.first(limit)
+        shown = _nearest_the_loss(shown, limit)
     note = f"{len(graph):,} nodes drawn as {len(shown):,}{how}"
     return replace(shown, meta={**shown.meta, "notes": [*shown.notes, note]})
+
+
+def _nearest_the_loss(graph: Graph, count: int) -> Graph:
+    edges = [e for e in graph.edges if max(e.source, e.target) < count]
+    roots = tuple(root for root in graph.roots if root < count)
+    return Graph(graph.nodes[:count], tuple(edges), roots, dict(graph.meta))
 
 
 def cards_of(graph: Graph, leaf: str = "grad") -> list[Card]:
