@@ -252,7 +252,7 @@ def test_shares_across_two_ranks_are_what_the_samples_weigh(late: bool) -> None:
     assert rules == (["ddp-unsynced-step"] if late else [])
 
 
-def in_two_groups() -> list[tuple[Ledger, np.ndarray]]:
+def in_two_groups() -> list[tuple[list[str], list[float]]]:
     """Two micro-batches on each of four ranks, sharded in groups of two, for each way to put the averages off."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -268,19 +268,16 @@ def in_two_groups() -> list[tuple[Ledger, np.ndarray]]:
                 getattr(model, switch)(k == 1)
                 part = slice(2 * dist.get_rank() + k, 2 * dist.get_rank() + k + 1)
                 (F.cross_entropy(model(bench.x[part]), bench.y[part]) / 2).backward()
-            whole = torch.cat([p.grad.full_tensor().flatten() for p in model.parameters()]).double()
             optimizer.step()
             optimizer.zero_grad()
-        weights = torch.linalg.lstsq(torch.stack(bench.single, 1), whole[:, None]).solution.flatten()
-        found.append((recording.ledger, weights.numpy()))
+        rows = recording.ledger.shares()
+        found.append(([row.unknown for row in rows], [row.share for row in rows]))
     return found
 
 
-def test_shares_of_shards_in_groups_are_what_the_samples_weigh() -> None:
-    for rank, found in enumerate(av.distribute(in_two_groups, ranks=4).returned):
-        for ledger, weights in found:
-            rows = ledger.shares()
-            assert [row.unknown for row in rows] == ["", ""]
-            np.testing.assert_allclose(
-                [row.per_element for row in rows], weights[2 * rank : 2 * rank + 2], rtol=1e-3, atol=1e-5
-            )
+def test_shares_of_shards_in_groups_of_ranks_are_unknown() -> None:
+    for found in av.distribute(in_two_groups, ranks=4).returned:
+        for reasons, shares in found:
+            assert all("whether to a sum or a mean" in reason for reason in reasons)
+            assert np.isnan(shares).all()
+            assert len(shares) == 2

@@ -100,10 +100,8 @@ class Event:
     and why, where that cannot be read (`unknown`, else empty). Where hooks of your own changed
     the gradients of all parameters that a backward reached, `by_hook` is NaN; an edit that a hook
     made before a step says so (`by`). Where another thread trains the parameters, too, a backward is
-    `overlapped`: what became of what it brought is not known. Of an all-reduce that your own lines
-    began, `reduction` is empty: it is not known; where a comm hook of yours had a hand in one of DDP's, there is a
-    `by_comm_hook`; of what FSDP scatters, `divisor` by what it divides the sum, where it is not the
-    number of ranks.
+    `overlapped`: what became of what it brought is not known. Where ranks reduce in
+    a way that is not known (in your own lines, by a comm hook, between groups of ranks), `reduction` is empty.
 
     `loss` is the value backward started from (NaN if it was not one number), `scale` the
     product of the constants it was multiplied by or divided by on the way there, `saved_before`

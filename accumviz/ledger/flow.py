@@ -27,7 +27,7 @@ UNREAD = (
     ".grad was changed by hand, and not by one factor for every parameter",
     ".grad was clipped element by element",
     "what it was clipped or divided by was not recorded",
-    "ranks reduced gradients by hand, by a hook or by a divisor of yours; whether to a sum or a mean is not known",
+    "ranks reduced gradients by hand, by a hook, with a divisor of yours or between groups; whether to a sum or a mean is not known",
     "it weighs differently in different parameters",
 )
 BY_HAND, BY_VALUE, NOT_RECORDED, REDUCED, DIFFERENT = range(1, len(UNREAD))
@@ -249,7 +249,7 @@ def _of_clip(change: _Change) -> _Factor:
 
 def _of_sync(change: _Change) -> _Factor:
     within_backward = change.ledger.columns.where("within", "backward")[change.event]
-    by_others = "by_comm_hook" in change.details or "reduction" in change.details
+    by_others = "reduction" in change.details
     ranks = change.number("ranks")
     if by_others or not within_backward or not 1 <= ranks < math.inf:
         return _Factor(1, reason=REDUCED)
@@ -513,8 +513,8 @@ class Flow:
         if taken.any():
             entered = brings[at[taken]]
             ranks = self.events.detail("ranks", math.nan)[entered]
-            # FSDP divides a sum by the number of ranks, or by what it was asked to.
-            averages = (ranks >= 1) & ~self.events.has("divisor")[entered]
+            # Where FSDP was asked for something else than the average, the reduction is not known.
+            averages = (ranks >= 1) & ~self.events.has("reduction")[entered]
             ranks = np.where(averages, ranks, math.nan)
             end_there = shard.end_of(entered)
             uses = self.consumed(shard, entered, end_there)

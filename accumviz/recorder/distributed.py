@@ -5,17 +5,17 @@ kernel in front of these operators takes note of the call and passes it on. That
 what a comm hook sends. Nothing of DDP or FSDP is replaced.
 
 `bytes` are those of the whole that is reduced or gathered: an all-reduce's tensor, what an all-gather gives, what a
-reduce-scatter is given. What a ring or a tree sends on the wire differs.
+reduce-scatter is given. What a ring or a tree sends on the wire differs. An empty `reduction` says that it is not
+known what becomes of the sum: it is reduced by hand, by a hook, between groups of ranks, or with another divisor.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import math
 import os
-import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 from types import FrameType
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from accumviz.recorder import patches
 from accumviz.recorder.callsite import CallSites, variables
@@ -62,7 +63,8 @@ def rank() -> tuple[int, int] | None:
     """Return this process's rank and how many there are; None when it is no rank of anything."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    number, ranks = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    number = os.environ.get("RANK", "")
+    ranks = os.environ.get("WORLD_SIZE", "")
     if number.isdigit() and ranks.isdigit():
         return int(number), int(ranks)
     return None
@@ -89,12 +91,10 @@ class Whole:
     """Stands for the unsharded parameter of FSDP, whose `.grad` users never see.
 
     It exists from the first forward on; until then it is a leaf without a `.grad`. `dtype` is that of its `.grad`, once
-    there was one: FSDP may keep the sum in another than that of the shards. `leaf_of` gives the tensor into which
-    autograd accumulates, `sum_of` what has been accumulated and not been scattered yet; both may give None.
+    there was one: FSDP may keep the sum in another than that of the shards. `leaf_of` and `sum_of` may give None.
     """
 
     is_leaf = True
-    is_nested = False
     layout = torch.strided
 
     def __init__(
@@ -105,8 +105,10 @@ class Whole:
         sum_of: Callable[[], torch.Tensor | None],
     ) -> None:
         self.shape = torch.Size(shape)
-        self.dtype, self.device = like.dtype, like.device
-        self._leaf_of, self._sum_of = leaf_of, sum_of
+        self.dtype = like.dtype
+        self.device = like.device
+        self._leaf_of = leaf_of
+        self._sum_of = sum_of
 
     @property
     def leaf(self) -> torch.Tensor | None:
@@ -123,8 +125,7 @@ class Whole:
 
     @property
     def requires_grad(self) -> bool:
-        leaf = self.leaf
-        return leaf is not None and leaf.requires_grad
+        return self.leaf is not None and self.leaf.requires_grad
 
     @property
     def _backward_hooks(self) -> Any:
@@ -138,17 +139,11 @@ class Whole:
         leaf: Any = self.leaf
         return leaf.register_hook(hook)
 
-    def numel(self) -> int:
-        return self.shape.numel()
-
     def element_size(self) -> int:
         return self.dtype.itemsize
 
     def is_floating_point(self) -> bool:
         return self.dtype.is_floating_point
-
-    def is_complex(self) -> bool:
-        return self.dtype.is_complex
 
 
 def _whole_of_fsdp2(param: Any) -> Whole:
@@ -161,12 +156,11 @@ def _whole_of_fsdp2(param: Any) -> Whole:
         summed = getattr(param, "unsharded_accumulated_grad", None)
         came = getattr(leaf_of(), "grad", None)
         if summed is None or came is None:
-            only = came if summed is None else summed
-            return None if only is None else local(only)
-        mine, theirs = local(summed).detach(), local(came).detach()
-        placed = getattr(summed, "placements", None)
-        alike = placed == getattr(came, "placements", None)
-        if not alike or not readable(mine) or not readable(theirs):
+            alone = came if summed is None else summed
+            return None if alone is None else local(alone)
+        mine = local(summed).detach()
+        theirs = local(came).detach()
+        if not readable(mine, theirs):
             return mine
         # As FSDP will add it: what it then scatters is gone before the backward is over.
         return (mine + theirs).to(mine.dtype)
@@ -185,37 +179,25 @@ def _whole_of_fsdp1(handle: Any) -> Whole:
     return Whole(shape, flat, lambda: handle.flat_param, sum_of)
 
 
-class _NoHandle:
-    """The handle of a hook that was never registered."""
-
-    id = -1
-
-    def remove(self) -> None:
-        """Remove nothing."""
-
-
 class Shard:
     """Stands for a parameter of FSDP1 while its `.grad` is that of this rank's shard."""
 
-    is_leaf = True
+    # Autograd never reaches a shard.
+    _backward_hooks = None
+    _post_accumulate_grad_hooks = None
 
     def __init__(self, tensor: torch.Tensor, handle: Any) -> None:
-        self.tensor, self._handle = tensor, handle
+        self.tensor = tensor
+        self._handle = handle
         self.shape = tensor.shape
-        self._backward_hooks = {_NoHandle.id: None}
-        self._post_accumulate_grad_hooks = None
 
     @property
     def grad(self) -> torch.Tensor | None:
         return None if _holds_whole(self._handle) else self.tensor.grad
 
-    @property
-    def requires_grad(self) -> bool:
-        return self.tensor.requires_grad
-
-    def register_hook(self, hook: Any) -> Any:
-        """Return a handle of nothing: autograd never reaches a shard."""
-        return _NoHandle()
+    def register_hook(self, hook: Any) -> RemovableHandle:
+        """Return a handle of nothing."""
+        return RemovableHandle(OrderedDict())
 
     def numel(self) -> int:
         return self.shape.numel()
@@ -226,8 +208,8 @@ class Shard:
 
 def _holds_whole(handle: Any) -> bool:
     """Return whether a FlatParameter's `.grad` is the unsharded one, as between `no_sync` backwards."""
-    grad = handle.flat_param.grad
-    return grad is not None and grad.numel() != handle.flat_param._local_shard.numel()
+    flat = handle.flat_param
+    return flat.grad is not None and flat.grad.numel() != flat._local_shard.numel()
 
 
 def units(module: nn.Module) -> Iterator[tuple[Any, Whole, list[torch.Tensor]]]:
@@ -243,8 +225,6 @@ def units(module: nn.Module) -> Iterator[tuple[Any, Whole, list[torch.Tensor]]]:
 
 
 def _fsdp2_params(module: Any) -> Iterator[Any]:
-    if "torch.distributed.fsdp" not in sys.modules:
-        return
     if hasattr(module, "_get_fsdp_state"):
         state = module._get_fsdp_state()
         groups = getattr(state, "_fsdp_param_groups", None)
@@ -253,18 +233,12 @@ def _fsdp2_params(module: Any) -> Iterator[Any]:
                 yield from group.fsdp_params
 
 
-class Moving(NamedTuple):
-    """What FSDP gathers or scatters now, among how many ranks, and what it divides their sum by.
-
-    `divisor` is NaN where a hook of the user's decides that. With groups of ranks, what one group scatters is not yet
-    the average: it is added to `.grad` after an all-reduce `between` them, or `waits` for that of a later backward.
-    """
+class _Moving(NamedTuple):
+    """What FSDP gathers or scatters now, among how many ranks (0: all), and whether it averages their gradients."""
 
     units: list[Any]
     ranks: int
-    divisor: float
-    between: bool
-    waits: bool
+    averages: bool
 
 
 class Shards:
@@ -274,9 +248,6 @@ class Shards:
         # FSDP's object -> its whole's column, the columns of the shards
         self.by_id: dict[int, tuple[int, list[int]]] = {}
         self.wholes: dict[int, int] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self.by_id)
 
     def add(self, unit: Any, whole: int, shards: list[int], sizes: list[int]) -> None:
         """Note one unit's columns; the whole goes with the first shard of which this rank has any element."""
@@ -295,16 +266,6 @@ class Shards:
                 shards += inside
         return wholes, shards
 
-    def moving(self, frame: FrameType | None, ranks: int) -> Moving | None:
-        """Return what FSDP is gathering or scattering now, of so many ranks; None when it is not FSDP."""
-        for at in _outwards(frame):
-            variable = _MOVERS.get(at.f_code.co_name)
-            if variable is not None and at.f_globals["__name__"].startswith(_FSDP):
-                inside = dict(variables(at))
-                if inside.get(variable) is not None:
-                    return _moving(inside[variable], inside, ranks)
-        return None
-
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
@@ -312,51 +273,51 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _moving(moved: Any, inside: dict[str, Any], ranks: int) -> Moving:
-    """Read from the variables of FSDP's function what it moves, over how many ranks, and how it divides."""
+def _moving(frame: FrameType) -> _Moving | None:
+    """Return what FSDP is gathering or scattering now; None when it is not FSDP."""
+    for at in _outwards(frame):
+        name = _MOVERS.get(at.f_code.co_name)
+        if name is not None and at.f_globals["__name__"].startswith(_FSDP):
+            inside = dict(variables(at))
+            moved = inside.get(name)
+            if moved is not None:
+                return _read_move(moved, inside)
+    return None
+
+
+def _read_move(moved: Any, inside: dict[str, Any]) -> _Moving:
+    """Read from the variables of FSDP's function what it moves, and how."""
     state = inside.get("state")
     if state is None:
-        between = inside.get("all_reduce_group")
-        groups = inside.get("reduce_scatter_group"), between
-        hooks = inside.get("reduce_scatter_comm"), inside.get("all_reduce_hook")
+        group = inside.get("reduce_scatter_group")
+        names = ("gradient_divide_factor", "all_reduce_group", "all_reduce_hook")
+        special = [inside.get(name) for name in names]
+        comm = inside.get("reduce_scatter_comm")
+        if comm is not None and not type(comm).__module__.startswith(_FSDP):
+            special.append(comm)
     else:  # FSDP1
-        between = getattr(state, "_inter_node_pg", None)
-        groups = state.process_group, between
-        hooks = getattr(state, "_comm_hook", None), None
-    sizes = [group.size() for group in groups if group is not None]
-    ranks = math.prod(sizes) if sizes else ranks
-    divisor = inside.get("gradient_divide_factor")
-    divisor = float(ranks if divisor is None else divisor)
-    if any(_is_users(hook) for hook in hooks):
-        divisor = math.nan
-    waits = between is not None and inside.get("all_reduce_grads") is False
-    several = list(moved) if isinstance(moved, list | tuple) else [moved]
-    return Moving(several, ranks, divisor, between is not None, waits)
-
-
-def _is_users(hook: Any) -> bool:
-    """Return whether a hook that reduces gradients is the user's; torch's all average."""
-    module = getattr(hook, "__module__", None) or ""
-    return hook is not None and not module.startswith("torch.")
+        group = state.process_group
+        names = ("_comm_hook", "_inter_node_pg")
+        special = [getattr(state, name, None) for name in names]
+    averages = all(each is None for each in special)
+    units = list(moved) if isinstance(moved, list | tuple) else [moved]
+    return _Moving(units, 0 if group is None else group.size(), averages)
 
 
 def _pieces(
-    shards: list[int], moving: Moving, output: torch.Tensor
+    shards: list[int], params: list[Any], output: torch.Tensor
 ) -> dict[int, torch.Tensor]:
     """Return each parameter's new shard in a reduce-scatter's output, where that is known."""
-    params = moving.units
-    if moving.between or len(shards) != len(params):
+    if len(shards) != len(params):
         return {}
     if hasattr(params[0], "flat_param"):
         return {shards[0]: output}
     pieces: dict[int, torch.Tensor] = {}
-    if all(hasattr(param, "sharded_size") for param in params):
-        at, ranks = 0, params[0].mesh_info.shard_mesh_size
-        for i, param in zip(shards, params, strict=True):
-            rows, *rest = param._orig_size
-            pieces[i] = output[at : at + param.sharded_size.numel()]
-            # Each rank's part is padded to equal rows.
-            at += -(-rows // ranks) * math.prod(rest)
+    start = 0
+    for i, param in zip(shards, params, strict=True):
+        pieces[i] = output[start : start + param.sharded_size.numel()]
+        # Each rank's part is padded to equal rows.
+        start += param.padded_sharded_param_size.numel()
     return pieces
 
 
@@ -403,17 +364,12 @@ def _kernel(operator: Any, around: patches.Around) -> Callable[..., Any]:
 
 def _noting(op: str, whole: int) -> patches.Around:
     def around(call: patches.Call) -> Iterator[None]:
-        moved = list(_tensors(call.args[whole])), list(_tensors(call.args[0]))
-        patches.notify(call.recordings, "collective", op, *moved, call.frame)
+        moved = list(_tensors(call.args[whole]))
+        output = list(_tensors(call.args[0]))
+        patches.notify(call.recordings, "collective", op, moved, output, call.frame)
         yield
 
     return around
-
-
-def _is_batch_norms(frame: FrameType | None) -> bool:
-    """Return whether SyncBatchNorm reduces what it has, as it does inside a backward as well."""
-    files = (at.f_code.co_filename for at in _outwards(frame))
-    return any(file.endswith(_BATCH_NORM) for file in files)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -425,24 +381,24 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 class _Replica:
-    """A model that DDP replicates: its leaves in DDP's order, and whether a forward has armed its all-reduce.
+    """A model that DDP replicates: its leaves, and whether a forward has armed its all-reduce.
 
     `armed` is None before the first forward; `line` is that of the last one that counted. `spent` says that a backward
-    has used it since. `arrivals` is the order in which the gradients of its first synchronised backward came.
+    has used it since.
     """
 
     def __init__(self, module: Any, index: dict[int, int]) -> None:
         self.module = module
         ignored = set(getattr(module, "parameters_to_ignore", ()))
-        self.members = [
-            index.get(id(tensor), -1)
-            for name, tensor in module.module.named_parameters()
-            if tensor.requires_grad and name not in ignored
-        ]
-        self.leaves = {i for i in self.members if i >= 0}
+        # In the order of DDP's buckets, as a rule
+        self.leaves: list[int] = []
+        for name, tensor in module.module.named_parameters():
+            recorded = tensor.requires_grad and id(tensor) in index
+            if recorded and name not in ignored:
+                self.leaves.insert(0, index[id(tensor)])
         self.armed: bool | None = None
-        self.line, self.spent = 0, False
-        self.arrivals: list[int] = []
+        self.line = 0
+        self.spent = False
 
     def concerns(self, reached: Set[int] | None) -> bool:
         """Return whether a backward that reached these leaves may use its all-reduce."""
@@ -451,21 +407,14 @@ class _Replica:
         return reached is None or not reached.isdisjoint(self.leaves)
 
     @property
-    def hooks(self) -> list[Any]:
-        """Its comm hooks."""
-        return [hook for hook, *_ in getattr(self.module, "_comm_hooks", ())]
-
-    def describe_sync(self, details: dict[str, Any]) -> None:
-        """Say of its all-reduce which forward armed it, over how many ranks it goes, and whose hook reduces."""
-        details["armed_line"] = self.line
-        details["ranks"] = dist.get_world_size(self.module.process_group)
-        if any(_is_users(hook) for hook in self.hooks):
-            details["by_comm_hook"] = math.nan  # what it makes of the sum is not known
+    def hooked(self) -> bool:
+        """Whether a comm hook reduces, which may do anything."""
+        return bool(getattr(self.module, "_comm_hooks", ()))
 
     @property
     def in_place(self) -> bool:
         """Whether DDP divides and reduces in `.grad` itself, or a hook decides what becomes of it."""
-        return getattr(self.module, "gradient_as_bucket_view", True) or bool(self.hooks)
+        return self.hooked or getattr(self.module, "gradient_as_bucket_view", True)
 
 
 class Collectives:
@@ -475,7 +424,9 @@ class Collectives:
     """
 
     def __init__(self, gradients: Any, rows: Any, sites: CallSites) -> None:
-        self._leaves, self._rows, self._sites = gradients, rows, sites
+        self._leaves = gradients
+        self._rows = rows
+        self._sites = sites
         self._shards: Shards = gradients.named.shards
         modules = [m for root in gradients.named.wrapped for m in root.modules()]
         self.replicas = [
@@ -485,7 +436,6 @@ class Collectives:
         ]
         self._handles: list[Any] = []
         self._ranks = 1
-        self._replicated = {i for each in self.replicas for i in each.leaves}
         gradients.taken = self._taken()
         self.unhooked = set(gradients.taken)
 
@@ -521,7 +471,8 @@ class Collectives:
                 wanted = bool(replica.module.require_backward_grad_sync)
                 # What is armed stays so until a backward.
                 if wanted or not replica.armed:
-                    replica.armed, replica.spent = wanted, False
+                    replica.armed = wanted
+                    replica.spent = False
                     replica.line = self._sites.find(frame).line
 
     def describe(self, details: dict[str, Any], reached: Set[int] | None) -> None:
@@ -537,7 +488,8 @@ class Collectives:
         # One that is not armed is what the step lacks.
         lacking = (replica for replica in concerned if not replica.armed)
         first = next(lacking, concerned[-1])
-        details["armed"], details["armed_line"] = first.armed, first.line
+        details["armed"] = first.armed
+        details["armed_line"] = first.line
         flags = [each.module.require_backward_grad_sync for each in concerned]
         details["no_sync"] = not all(flags)
         if first.spent:
@@ -581,11 +533,16 @@ class Collectives:
             self._leaves.settle(running)
         size = sum(tensor.numel() * tensor.element_size() for tensor in whole)
         details: dict[str, Any] = {"op": op, "bytes": size, "ranks": self._ranks}
-        moving = self._shards.moving(frame, self._ranks) if self._shards else None
+        moving = _moving(frame) if self._shards.by_id else None
         if moving is not None:
-            self._fsdp(op, moving, output, frame, running, details)
+            self._fsdp(moving, output, frame, running, details)
         elif op == "all-reduce":
-            self._all_reduce(whole, frame, running, details)
+            replica = self._sender(frame, running)
+            if running is None or replica is None:
+                self._by_hand(whole, frame, running, details)
+            else:
+                count = sum(tensor.numel() for tensor in whole)
+                self._ddp(replica, count, frame, running, details)
 
     def _row(
         self,
@@ -615,8 +572,7 @@ class Collectives:
 
     def _fsdp(
         self,
-        op: str,
-        moving: Moving,
+        moving: _Moving,
         output: list[torch.Tensor],
         frame: FrameType,
         running: Backward | None,
@@ -625,24 +581,24 @@ class Collectives:
         wholes, shards = self._shards.columns(moving.units)
         if not shards:
             return
-        details["ranks"] = moving.ranks
-        scatters = op == "reduce-scatter"
-        if scatters and moving.divisor != moving.ranks:
-            details["divisor"] = moving.divisor
+        op = details["op"]
+        details["ranks"] = moving.ranks or self._ranks
+        if op == "reduce-scatter" and not moving.averages:
+            details["reduction"] = ""
         row = self._row(shards, frame, running, details)
         if running is None or op == "all-gather":
             self._over(row)
             return
-        if not scatters:
-            # What the groups of ranks reduce among them is in no `.grad` yet.
+        if op == "all-reduce":
+            # What groups of ranks reduce between them is in no `.grad` yet.
             self._inside(running, Sync(row, [], {}))
             return
         # FSDP has used what it scattered before, and may free it: one piece at a time is held.
         self._read_pieces(running)
+        row.contributed = shards
         pieces: dict[int, torch.Tensor] = {}
-        if not moving.waits:
-            row.contributed = shards
-            pieces = _pieces(shards, moving, output[0])
+        if moving.averages:
+            pieces = _pieces(shards, moving.units, output[0])
         concerned = [*wholes, *shards]
         self._inside(running, Sync(row, concerned, pieces, frozenset(pieces)))
 
@@ -656,71 +612,55 @@ class Collectives:
 
     # --- DDP -----------------------------------------------------------------------------------
 
-    def _all_reduce(
-        self,
-        whole: list[torch.Tensor],
-        frame: FrameType,
-        running: Backward | None,
-        details: dict[str, Any],
-    ) -> None:
-        if running is None or not self._is_ddps(whole, frame):
-            self._by_hand(whole, frame, running, details)
-            return
-        count = sum(tensor.numel() for tensor in whole)
-        leaves = self._bucket(count, frame, running, details)
-        if leaves:
-            row = self._row(leaves, frame, running, details)
-            self._inside(running, Sync(row, leaves, {}))
+    def _sender(self, frame: FrameType, running: Backward | None) -> _Replica | None:
+        """Return whose bucket is reduced now inside a backward; None where it is not DDP that reduces."""
+        if running is None:
+            return None
+        left = {*running.reached} - running.synced
+        armed = [r for r in self.replicas if r.armed and not left.isdisjoint(r.leaves)]
+        if not armed:
+            return None
+        replica = armed[0]
+        for at in _outwards(frame):
+            # A comm hook calls it as users do; DDP itself does not.
+            by_hand = at.f_code is _ALL_REDUCE and not replica.hooked
+            if by_hand or at.f_code.co_filename.endswith(_BATCH_NORM):
+                return None
+        return replica
 
-    def _is_ddps(self, whole: list[torch.Tensor], frame: FrameType) -> bool:
-        """Return whether an all-reduce inside a backward is DDP's, and not the user's."""
-        if not any(replica.armed for replica in self.replicas):
-            return False
-        if any(replica.hooks for replica in self.replicas):  # they call it as users do
-            return self._replicated.issuperset(self._grads_in(whole))
-        return all(at.f_code is not _ALL_REDUCE for at in _outwards(frame))
-
-    def _bucket(
+    def _ddp(
         self,
+        replica: _Replica,
         count: int,
         frame: FrameType,
         running: Backward,
         details: dict[str, Any],
-    ) -> list[int]:
-        """Return the leaves in the bucket of so many elements that DDP reduces now.
+    ) -> None:
+        """Note the all-reduce of a bucket of so many elements."""
+        details["armed_line"] = replica.line
+        details["ranks"] = dist.get_world_size(replica.module.process_group)
+        if replica.hooked:
+            details["reduction"] = ""
+        leaves = self._bucket(replica, count, running)
+        row = self._row(leaves, frame, running, details)
+        self._inside(running, Sync(row, leaves, {}))
 
-        Buckets are filled from the last parameter to the first, and from the second synchronised backward on in the
-        order in which the gradients of the first came. (DDP cannot be asked: it holds its lock.)
+    def _bucket(self, replica: _Replica, count: int, running: Backward) -> list[int]:
+        """Return the leaves in a bucket: the first so many elements of what has arrived, and of what is unused.
+
+        DDP cannot be asked, for it holds its lock.
         """
-        arrived = [i for i in running.reached if i in self._replicated]
-        left = [i for i in arrived if i not in running.synced]
-        replica = self._replica_of(left)
-        if replica is None or _is_batch_norms(frame):
-            return []
-        replica.describe_sync(details)
-        free = replica.leaves - running.synced
-        for order in (replica.arrivals, arrived, replica.members[::-1]):
-            inside = self._filled([i for i in order if i in free], count)
-            if inside:
-                return inside
-        return [i for i in left if i in free]  # a comm hook sends something else
-
-    def _replica_of(self, leaves: list[int]) -> _Replica | None:
-        """Return the first replica that has any of these leaves; None where no forward has met it."""
-        for replica in self.replicas:
-            if not replica.leaves.isdisjoint(leaves):
-                return None if replica.armed is None else replica
-        return None
-
-    def _filled(self, order: list[int], count: int) -> list[int]:
-        """Return the first leaves in this order that have so many elements together; none where that is no sum."""
-        total, inside = 0, []
-        for i in order:
+        free = [i for i in replica.leaves if i not in running.synced]
+        arrived = [i for i in running.reached if i in free]
+        inside: list[int] = []
+        total = 0
+        for i in dict.fromkeys([*arrived, *free]):
             if total >= count:
                 break
             inside.append(i)
             total += self._leaves.sizes[i]
-        return inside if total == count else []
+        # A comm hook may send something else.
+        return inside if total == count else arrived
 
     # --- by hand -------------------------------------------------------------------------------
 
@@ -760,7 +700,8 @@ class Collectives:
 
     def finish(self, running: Any) -> None:
         """Read what the collectives of a backward left in `.grad`, once it is over."""
-        leaves, present = self._leaves, bytearray(running.present)
+        leaves = self._leaves
+        present = bytearray(running.present)
         self._read_pieces(running)
         self._spend(running)
         for i in running.synced:
@@ -791,7 +732,6 @@ class Collectives:
     def _spend(self, running: Any) -> None:
         """Note which replicas a backward has synchronised: a forward has to arm them again."""
         for replica in self.replicas:
-            if replica.armed is not None and running.synced & replica.leaves:
-                arrived = [i for i in running.reached if i in self._replicated]
-                replica.arrivals = replica.arrivals or arrived
-                replica.armed, replica.spent = False, True
+            if not running.synced.isdisjoint(replica.leaves):
+                replica.armed = False
+                replica.spent = True
