@@ -1,4 +1,4 @@
-"""The claims of the first article, computed here from recordings and by hand."""
+"""Claims of the articles that the book reproduces, computed here from recordings and by hand."""
 
 from __future__ import annotations
 
@@ -172,3 +172,19 @@ def test_claim_9_every_intermediate_derivative_stands_on_the_graph() -> None:
     with av.record(w) as recording:
         loss.backward()
     assert recording.ledger.values("w").item() == by_hand["w"]
+
+
+def test_claim_19_the_printed_loop_names_what_is_not_there_and_steps_on_an_empty_window() -> None:
+    model = torch.nn.Linear(2, 1)
+    start = model.weight.clone()
+    assert not hasattr(torch.nn, "losses")
+    with pytest.raises(TypeError, match="parameters"):
+        torch.optim.Adam(parameters=model.parameters())  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unsupported operand type"):
+        [p.grad / 5 for p in model.parameters()]  # type: ignore[operator]
+    optimizer = torch.optim.Adam(model.parameters())
+    with av.record(model, optimizer) as recording:
+        model(torch.randn(8, 2)).square().mean() / 5
+        optimizer.step()
+    assert [window.backwards for window in recording.ledger.windows()] == [()]
+    assert torch.equal(model.weight, start)

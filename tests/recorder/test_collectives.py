@@ -179,6 +179,18 @@ def test_backward_and_all_reduce_say_which_forward_armed_them(quiet: World) -> N
     assert source[event.details["armed_line"] - 1].strip() == "loss = model(part).square().mean() / micro"
 
 
+def test_claim_26_a_backward_inside_no_sync_reduces_all_the_same_if_its_forward_ran_outside() -> None:
+    def work() -> None:
+        model = replicate()
+        with av.record(model):
+            for part in data(RANKS, MICRO, dist.get_rank()):
+                loss = model(part).square().mean() / MICRO
+                with model.no_sync():
+                    loss.backward()
+
+    assert [len(syncs(ledger)) for ledger in av.distribute(work, ranks=RANKS).ledgers] == [MICRO] * RANKS
+
+
 def test_the_merged_ledger_has_one_event_for_what_all_ranks_do_together(quiet: World) -> None:
     merged = quiet.ledger
     (event,) = merged.of("sync")

@@ -210,7 +210,7 @@ def test_a_thousand_events_of_150_parameters_have_few_labels_and_it_is_said_what
 
 
 def test_one_infinite_contribution_among_many_survives_thinning() -> None:
-    figure = timeline(large(10_000, 150, broken=True))
+    figure = timeline(large(3_000, 150, broken=True))
     assert "not finite (2 contributions)" in texts(figure)
     assert "2 contributions not finite" in figure.words[0]
     assert any(line.get_marker() == "x" and len(line.get_xdata()) == 2 for line in figure.axes[0].lines)
