@@ -128,11 +128,10 @@ class Field:
             return {}
         places = {event: place for place, event in enumerate(chosen)}
         places[-1] = -1
-        digits = words.telling(points)
         stations = []
         for i, event in enumerate(events):
             if event in places:
-                station = self._station(i, points[i].tolist(), digits)
+                station = self._station(i, points[i].tolist())
                 stations.append([places[event], *station])
         if not stations:
             return {}
@@ -144,12 +143,12 @@ class Field:
             "p": stations,
         }
 
-    def _station(self, i: int, values: list[float], digits: int) -> list[Any]:
+    def _station(self, i: int, values: list[float]) -> list[Any]:
         """Return where the i-th point is drawn, what it says, and its arrow if it lies beyond the edge."""
         first, last = values[0], values[-1]
         said = []
         for name, value in zip(self.names, values, strict=True):
-            said.append(f"{shorten(name, 40)} {number(value, digits)}")
+            said.append(f"{shorten(name, 40)} {number(value, words.WEIGHT_DIGITS)}")
         if self.loss is not None:
             last = _at(self.loss, first)
             if math.isfinite(first):

@@ -73,13 +73,7 @@ def _draw_lines(
 ) -> None:
     """Write a heading upright: the kind, what it acted on, the user's line."""
     room = int((width - 10) / text_width("x", 11))
-    if event.skipped:
-        about = "skipped"
-    elif event.kind == "sync":
-        # Letters of a page's own are narrower than those of code.
-        about = words.collective(event, int(room / 0.86))
-    else:
-        about = words.brief(words.subject(event), room)
+    about = "skipped" if event.skipped else words.shorten(words.subject(event), room)
     where = words.place(event)
     if text_width(where, 11) > width - 7:
         # The rank is all that tells some columns apart.
@@ -95,7 +89,7 @@ def _title(event: Event) -> str:
     rank = "" if event.rank is None else f"rank {event.rank} "
     action = words.action(event)
     # To whom it was done may be cut; what was done is what the column shows.
-    whom = words.brief(words.subject(event), max(19 - len(action), 9))
+    whom = words.shorten(words.subject(event), max(19 - len(action), 9))
     return f"{rank}{action} {whom}".strip()
 
 

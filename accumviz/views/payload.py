@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+import re
 import struct
 import zlib
 from collections.abc import Sequence
@@ -29,8 +30,8 @@ _MOST_SEGMENTS = 2000
 _PLAIN_CELLS, _EXACT_NUMBERS, _PLAIN_TEXT = 3000, 12_000, 7000
 # So many parameters are one row each; more are grouped by module.
 _UNGROUPED = 12
-# A call longer than so many letters is shortened above a column, where a page would cut it in the middle.
-_HEADING = 14
+# So many letters stand on end above a column.
+_UPRIGHT = 12
 # Three digits are shown of a packed number; finer steps would only weigh.
 _FINEST = 8e-4
 # Codes of a packed number (what lies between is a logarithm).
@@ -234,8 +235,11 @@ def _odd(ledger: Ledger) -> np.ndarray:
 
 def _heading(event: Event) -> tuple[str, str, str]:
     """Return what stands above a column: on end; in two lines."""
-    about = words.brief_call(words.subject(event), _HEADING)
-    return words.title(event), words.action(event), words.on_rank(event, about)
+    rank = "" if event.rank is None else f"{event.rank}: "
+    action, subject = words.action(event), words.subject(event)
+    is_named = event.kind in ("backward", "sync") and subject
+    upright = words.shorten(rank + (subject if is_named else action), _UPRIGHT)
+    return upright, action, rank + subject
 
 
 def _events(
@@ -251,7 +255,7 @@ def _events(
     if np.isfinite(np.array(saved, float)).any():
         for key, column in zip("ba", zip(*saved, strict=True), strict=True):
             columns[key] = [None if x == "NaN" else x for x in plain(column)]
-    texts = [words.joined(words.about(e), words.moved(ledger, e)) for e in events]
+    texts = [words.about(ledger, e) for e in events]
     if any(texts):
         columns["t"] = texts
     return columns
@@ -344,7 +348,7 @@ def _marks(pixels: np.ndarray, events: int) -> str:
 def _shares(
     ledger: Ledger, chosen: np.ndarray, names: _Numbered, colors: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the bars of shares: their scale `r`, the longest words `m` of a step, and for each its step and so on.
+    """Return the bars of shares: their scale `r`, and for each its step `e`, objective `o`, and so on.
 
     A segment is the place of its backward (-1: not shown), where it starts, how long it is, its look and its text.
     """
@@ -352,7 +356,7 @@ def _shares(
     if not bars:
         return {}
     at = {event: i for i, event in enumerate(chosen.tolist())}
-    short = shares.apart([bar.objective for bar in bars])
+    objectives = _objectives(bars)
     rows = []
     for bar in bars:
         parts = []
@@ -360,12 +364,13 @@ def _shares(
             # Of a width of pixels four digits are seen.
             ends = plain([part.start, part.length], 4)
             parts.append([at.get(part.backward, -1), *ends, part.look, part.text])
-        objective = short[bar.objective] if len(short) > 1 else ""
+        rank = ledger[bar.step].rank
+        whose = ["" if rank is None else f"rank {rank}", objectives[bar.objective]]
         row = {
             "e": at[bar.step],
-            "o": shares.whose(ledger[bar.step], objective),
+            "o": " · ".join(filter(None, whose)),
             "l": names(literal(bar.label)),
-            "t": bar.total(),
+            "t": bar.total,
             "w": bar.words,
             "s": parts,
         }
@@ -375,11 +380,25 @@ def _shares(
     each = "Each piece: one backward. " if several else ""
     return {
         "r": plain(shares.reach(bars)),
-        "m": shares.longest(bars),
         "rows": rows,
         "keys": keys,
         "note": f"{each}{dashed}. {note}".strip(),
     }
+
+
+def _objectives(bars: Sequence[shares.Bar]) -> dict[str, str]:
+    """Return how objectives are written where there is little room: by their operations, if those tell them apart."""
+    names = dict.fromkeys(bar.objective for bar in bars)
+    short = {name: _operation(name) for name in names}
+    if len(short) == 1:
+        return dict.fromkeys(names, "")
+    if len(set(short.values())) == len(short):
+        return short
+    return {name: name for name in names}
+
+
+def _operation(objective: str) -> str:
+    return re.sub(r"Backward\d+", "", objective.rpartition(" · ")[2])
 
 
 def _share_keys(

@@ -96,7 +96,7 @@ class Player(Displayed):
                 if event in where
             },
             "remark": self.note,
-            "before": words.before(self._first()),
+            "before": words.before(built=self._is_built()),
             "bars": [
                 _BARS,
                 _HATCHED,
@@ -107,10 +107,11 @@ class Player(Displayed):
         }
         return data, blob
 
-    def _first(self) -> Graph | None:
-        """The graph that is shown before the first event."""
+    def _is_built(self) -> bool:
+        """Return whether the graph that is shown before the first event was there before the recording."""
         backwards = self.ledger.of("backward") if self.ledger is not None else []
-        return self.graphs.get(backwards[0].index) if backwards else None
+        first = self.graphs.get(backwards[0].index) if backwards else None
+        return first is not None and first.meta.get("before") is True
 
     @cached_property
     def id(self) -> str:

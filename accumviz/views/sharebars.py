@@ -133,15 +133,10 @@ class ShareStrip(NamedTuple):
                 rooms.append(wide)
             else:
                 rooms.append(self._width(columns, bar))
-        # Parts have three digits, and so have totals where there is room.
-        for digits in (4, 3, 2, 1):
-            totals = []
-            for bar, room in zip(self.bars, rooms, strict=True):
-                total = bar.total(digits)
-                fits = text_width(total, 11, bold=True) <= room - 3
-                totals.append(total if fits else "")
-            if all(totals):
-                break
+        totals = []
+        for bar, room in zip(self.bars, rooms, strict=True):
+            fits = text_width(bar.total, 11, bold=True) <= room - 3
+            totals.append(bar.total if fits else "")
         return totals
 
     @property

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from accumviz.ledger.flow import SAME
-from accumviz.ledger.ledger import Event, Ledger
+from accumviz.ledger.ledger import Ledger
 from accumviz.ledger.shares import Shares
-from accumviz.show import literal, plural
+from accumviz.show import literal
 from accumviz.views.style import number
 
 # So many shares or micro-batches are written one by one.
@@ -31,7 +30,6 @@ class Segment(NamedTuple):
     start: float
     length: float
     share: float
-    elements: float
     per_element: float
     unknown: str
     erased: bool
@@ -58,11 +56,12 @@ class Bar(NamedTuple):
     label: str
     segments: tuple[Segment, ...]
 
-    def total(self, digits: int = 4) -> str:
+    @property
+    def total(self) -> str:
         """What they add to, "?" where not all are known."""
         if any(part.unknown for part in self.segments):
             return "?"
-        return number(sum(part.share for part in self.segments), digits)
+        return number(sum(part.share for part in self.segments))
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -85,13 +84,12 @@ class Bar(NamedTuple):
         return " ".join(filter(None, sentences))
 
     def _known_and_unknown(self) -> list[str]:
-        known = [part.text for part in self.segments if not part.unknown]
+        texts = [part.text for part in self.segments if not part.unknown]
         sentences = []
-        if known:
-            total = self.total()
-            several = len(known) > 1 and total != "?"
-            adds = f", which add to {total}" if several else ""
-            sentences.append(f"{_sum(known)}{adds}.")
+        if texts:
+            several = len(texts) > 1 and self.total != "?"
+            adds = f", which add to {self.total}" if several else ""
+            sentences.append(f"{_sum(texts)}{adds}.")
         for why in dict.fromkeys(part.unknown for part in self.segments):
             if why:
                 of = _named([part for part in self.segments if part.unknown == why])
@@ -101,17 +99,16 @@ class Bar(NamedTuple):
 
 
 def has_terms(ledger: Ledger) -> bool:
-    """Whether the recorder kept what shares are read from: a ledger by hand may not."""
+    """Return whether the recorder kept what shares are read from: a ledger by hand may not."""
     return any("terms" in details for details in ledger.columns.details)
 
 
 def bars(
     ledger: Ledger, events: Iterable[int] | None = None, most: int = 0
 ) -> tuple[list[Bar], str]:
-    """A bar for each step among these events (all), and each objective of its backwards; of many the evenly spaced.
+    """Return a bar for each step among these events (all), and each objective of its backwards.
 
-    `most` is how many segments there may be, 0 for any number. Also returns a sentence that says
-    which steps were left out (empty: none).
+    Of more than `most` segments (0: any number) whole steps are left out, and a sentence says so.
 
     >>> bars(Ledger.build([], []))
     ([], '')
@@ -122,15 +119,15 @@ def bars(
     if events is not None:
         shares = shares.take(np.isin(shares.step, list(events)))
     steps = np.unique(shares.step).tolist()
-    shown, note = steps, ""
-    if most and len(shares) > most:
-        shown, room = [], most
-        for step in steps[:: math.ceil(len(shares) / most)]:
-            if len(shares.of(step)) <= room:
-                shown.append(step)
-                room -= len(shares.of(step))
+    every = math.ceil(len(shares) / most) if most else 1
+    shown = steps[:: max(every, 1)]
+    note = ""
+    if len(shown) < len(steps):
         note = f"The shares of {len(shown):,} of {len(steps):,} steps are shown."
-    return [bar for step in shown for bar in _of_step(ledger, shares.of(step))], note
+    found = []
+    for step in shown:
+        found += _of_step(ledger, shares.of(step))
+    return found, note
 
 
 def _of_step(ledger: Ledger, rows: Shares) -> list[Bar]:
@@ -153,8 +150,11 @@ def _segments(rows: Shares, micro_batch: dict[int, int]) -> tuple[Segment, ...]:
     order = np.lexsort((rows.backward, ~np.isfinite(rows.share))).tolist()
     for k in order:
         row = rows[k]
-        known = math.isfinite(row.share)
-        length = row.share if known else 1 / len(rows)
+        unknown = ""
+        length = row.share
+        if not math.isfinite(row.share):
+            unknown = literal(row.unknown) or "it is not finite"
+            length = 1 / len(rows)
         side = length >= 0
         segment = Segment(
             row.backward,
@@ -162,9 +162,8 @@ def _segments(rows: Shares, micro_batch: dict[int, int]) -> tuple[Segment, ...]:
             ends[side],
             length,
             row.share,
-            row.elements,
             row.per_element,
-            "" if known else literal(row.unknown) or "it is not finite",
+            unknown,
             bool(rows.erased[k]),
             bool(rows.again[k]),
         )
@@ -181,34 +180,23 @@ def _happened(parts: Sequence[Segment], what: str) -> str:
 
 
 def _unequal(segments: Sequence[Segment]) -> str:
-    """How much more an element of one micro-batch weighs than one of another; nothing where all weigh the same."""
-    weighs = {
-        abs(part.per_element): part
-        for part in reversed(segments)
-        if math.isfinite(part.per_element) and part.per_element and not part.unknown
-    }
-    if not weighs:
+    """Say how much more an element of one micro-batch weighs than one of another; nothing where all weigh the same."""
+    weighed = []
+    for part in segments:
+        if part.per_element and math.isfinite(part.per_element):
+            weighed.append((abs(part.per_element), part.nth))
+    if not weighed:
         return ""
-    most, least = max(weighs), min(weighs)
+    most, heavy = max(weighed, key=lambda one: one[0])
+    least, light = min(weighed, key=lambda one: one[0])
     if most <= (1 + SAME) * least:
         return ""
-    heavy, light = weighs[most], weighs[least]
-    sizes = "", ""
-    if heavy.elements != light.elements:
-        sizes = _elements(heavy), _elements(light)
-    one = f"An element of micro-batch {heavy.nth}{sizes[0]}"
-    other = f"one of micro-batch {light.nth}{sizes[1]}"
-    return f"{one} weighs {number(most / least, 3)} times {other}."
-
-
-def _elements(part: Segment) -> str:
-    if not math.isfinite(part.elements):
-        return ""
-    return f" ({number(part.elements)} {plural(int(part.elements), 'element')})"
+    times = number(most / least, 3)
+    return f"An element of micro-batch {heavy} weighs {times} times one of micro-batch {light}."
 
 
 def _sum(shares: Sequence[str]) -> str:
-    """Shares as a sum, equal neighbours together where there are many.
+    """Write shares as a sum, equal neighbours together where there are many.
 
     >>> _sum(["0.25", "−0.25"]), _sum(["0.1"] * 10)
     ('0.25 − 0.25', '10 × 0.1')
@@ -223,9 +211,9 @@ def _sum(shares: Sequence[str]) -> str:
 
 
 def _named(parts: Sequence[Segment]) -> str:
-    """The micro-batches by their numbers.
+    """Name the micro-batches by their numbers.
 
-    >>> _named([Segment(0, n, 0, 0, 0, 1, 0, "", True, False) for n in (1, 2, 3)])
+    >>> _named([Segment(0, n, 0, 0, 0, 0, "", True, False) for n in (1, 2, 3)])
     'micro-batches 1, 2 and 3'
     """
     numbers = [str(n) for n in dict.fromkeys(part.nth for part in parts)]
@@ -238,7 +226,7 @@ def _named(parts: Sequence[Segment]) -> str:
 
 
 def among(ledger: Ledger) -> str:
-    """What a share of 1 is where ranks average, and whose shares a rank's own ledger has; nothing for one process.
+    """Say what a share of 1 is where ranks average, and whose shares a rank's own ledger has; nothing for one process.
 
     >>> among(Ledger.build([], [{"kind": "sync"}], meta={"rank": 1, "ranks": 4})), among(Ledger.build([], []))
     ('all 4 ranks together, here rank 1', '')
@@ -250,44 +238,12 @@ def among(ledger: Ledger) -> str:
     return f"all {ranks} ranks together{here}"
 
 
-def whose(step: Event, objective: str) -> str:
-    """What tells bars of shares apart: the rank, where there are several, and the objective, where there are.
-
-    >>> whose(Event(0, "step", rank=1), ""), whose(Event(0, "step", rank=1), "loss"), whose(Event(0, "step"), "loss")
-    ('rank 1', 'rank 1 · loss', 'loss')
-    """
-    rank = "" if step.rank is None else f"rank {step.rank}"
-    return " · ".join(filter(None, [rank, objective]))
-
-
 def reach(shown: Sequence[Bar]) -> tuple[float, float]:
-    """The scale of bars that are compared, with room beyond the dashed 1; with one below 0 for shares that are."""
+    """Return the scale of bars that are compared, with room beyond the dashed 1, and to the left where one goes there.
+
+    >>> reach([])
+    (0.0, 1.05)
+    """
     low = min((bar.ends[0] for bar in shown), default=0.0)
     high = max((bar.ends[1] for bar in shown), default=1.0)
     return (min(1.05 * low, -1.05) if low < 0 else 0.0), max(1.05 * high, 1.05)
-
-
-def longest(shown: Sequence[Bar]) -> str:
-    """The longest that is said of one step, of all its objectives together."""
-    steps = itertools.groupby(shown, lambda bar: bar.step)
-    return max((" ".join(bar.words for bar in some) for _, some in steps), key=len)
-
-
-def apart(names: Sequence[str]) -> dict[str, str]:
-    """How objectives are written where there is little room: without a label that all share, and `Backward0`.
-
-    >>> apart(["scale(loss / K) · MseBackward0", "scale(loss / K) · MseBackward0 2"])
-    {'scale(loss / K) · MseBackward0': '…Mse', 'scale(loss / K) · MseBackward0 2': '…Mse 2'}
-    >>> apart(["g_loss", "d_loss · MeanBackward0", "d_loss · MeanBackward0 2"])
-    {'g_loss': 'g_loss', 'd_loss · MeanBackward0': 'd_loss · Mean', 'd_loss · MeanBackward0 2': 'd_loss · Mean 2'}
-    >>> apart(["loss", "loss"]), apart(["d_loss", "d_reg"])
-    ({'loss': 'loss'}, {'d_loss': 'd_loss', 'd_reg': 'd_reg'})
-    """
-    different = list(dict.fromkeys(names))
-    short = [re.sub(r"Backward\d+", "", name) for name in different]
-    label = short[0].rpartition(" · ")[0] + " · "
-    if len(short) > 1 and all(name.startswith(label) for name in short):
-        short = [f"…{name.removeprefix(label)}" for name in short]
-    if len(set(short)) < len(short):
-        short = different
-    return dict(zip(different, short, strict=True))

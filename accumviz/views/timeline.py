@@ -364,9 +364,7 @@ class _Painter:
             return
         text = "×"
         if self.columns.width >= _SPACIOUS:
-            amount = words.value(
-                self.ledger, lost[0], lane.parameter, "contribution", digits
-            )
+            amount = words.value(self.ledger, lost[0], lane.parameter, "contribution")
             text = f"× {amount}"
             if len(lost) > 1 or len(text) > 11:
                 text = f"× {counted(len(lost), 'part')}"

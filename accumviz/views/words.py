@@ -6,12 +6,10 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from accumviz.graph.graph import Graph
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import counted, literal, plural
 from accumviz.views.shares import bars
@@ -19,14 +17,10 @@ from accumviz.views.style import number, size
 
 _MOST_SENTENCES = 40
 _MOST_NAMES = 6
-# Of each ledger: see `_digits`.
-_DIGITS: WeakKeyDictionary[Ledger, dict[int, int]] = WeakKeyDictionary()
-# So many letters stand on end above a column of a player.
-_UPRIGHT = 12
-_IN_BRACKETS, _OBJECT = (
-    re.compile(r"\([^()]*\)|\[[^\[\]]*\]"),
-    re.compile(r"[^\W\d]\w*(\.\w+)*"),
-)
+# What an event did to, or was done by.
+_LINKS = {"backward": "of", "step": "by", "sync": "by"}
+# Digits of a weight: a step may hardly move it.
+WEIGHT_DIGITS = 6
 
 
 def shorten(text: str, limit: int) -> str:
@@ -38,53 +32,13 @@ def shorten(text: str, limit: int) -> str:
     text = literal(text)
     if len(text) <= limit:
         return text
-    tail = (limit - 1 + 1) // 2
-    return text[: max(limit - 1 - tail, 1)] + "…" + text[len(text) - tail :]
-
-
-def brief(text: str, limit: int) -> str:
-    """Cut what is long for its place, a call as `brief_call` does.
-
-    >>> brief("scaler.scale(loss)", 11), brief("total_loss / accumulation", 12)
-    ('scale(loss)', 'total…lation')
-    """
-    return shorten(brief_call(text, limit), limit)
-
-
-def brief_call(text: str, limit: int) -> str:
-    """Of a long call take away the object that is called, then what stands in its brackets; all else stays as it is.
-
-    >>> brief_call("scaler.scale(loss / K)", 18), brief_call("scaler.scale(loss / K)", 11)
-    ('scale(loss / K)', 'scale(…)')
-    >>> brief_call("model(x, mask) / K", 14), brief_call("loss / count.item()", 11)
-    ('model(…) / K', 'loss / count.item()')
-    """
-    if len(text) > limit and (last := _last_call(text)):
-        name, inside, rest = last
-        for called in (f"{name}({inside}){rest}", f"{name}(…){rest}"):
-            if len(called) <= limit:
-                return called
-    return text
-
-
-def _last_call(text: str) -> tuple[str, str, str] | None:
-    """The name of what is called last, what stands in its brackets, what follows; None if more than an object leads."""
-    end = text.rfind(")")
-    depths = itertools.accumulate(
-        {")": 1, "(": -1}.get(letter, 0) for letter in reversed(text[: end + 1])
-    )
-    opened = end - next((n for n, depth in enumerate(depths) if depth == 0), end)
-    leads = _IN_BRACKETS.sub("", _IN_BRACKETS.sub("", text[:opened])) if end > 0 else ""
-    name = leads.rpartition(".")[2]
-    return (
-        (name, text[opened + 1 : end], text[end + 1 :])
-        if _OBJECT.fullmatch(leads)
-        else None
-    )
+    tail = limit // 2
+    head = max(limit - 1 - tail, 1)
+    return f"{text[:head]}…{text[len(text) - tail :]}"
 
 
 def reading(chapter: str) -> tuple[str, str]:
-    """Where what a finding says to read stands below the book's chapters, and how a link to it is called.
+    """Return where the section that a finding names is, below the book's chapters, and what a link to it is called.
 
     >>> reading("02_zero_grad#sec-none")
     ('02_zero_grad.html#sec-none', 'chapter 2')
@@ -94,7 +48,7 @@ def reading(chapter: str) -> tuple[str, str]:
 
 
 def on_any_rank(name: str) -> str:
-    """A parameter's name without the rank that a merged ledger puts before it.
+    """Return a parameter's name without the rank that a merged ledger puts before it.
 
     >>> on_any_rank("rank 1 · fc.weight"), on_any_rank("fc.weight")
     ('fc.weight', 'fc.weight')
@@ -112,91 +66,55 @@ def action(event: Event) -> str:
 
 
 def subject(event: Event) -> str:
-    """What an event acted on or came from: the loss of a backward, the optimizer of a step, the collective of a sync.
+    """Name what an event acted on or came from: the loss of a backward, the optimizer of a step, a sync's collective.
 
     >>> subject(Event(0, "step", details={"optimizer": "SGD"})), subject(Event(0, "backward", "g_loss"))
     ('SGD', 'g_loss')
     """
-    if event.kind == "sync":
-        return literal(str(event.details.get("op", "")))
-    return literal(event.label or str(event.details.get("optimizer", "")))
-
-
-def title(event: Event) -> str:
-    """What stands on end above a narrow column of a player: the rank first, which a cut in the middle spares.
-
-    >>> title(Event(0, "backward", "loss / K", rank=1)), title(Event(0, "sync", details={"op": "reduce-scatter"}))
-    ('1: loss / K', 'scatter')
-    """
-    what = {"backward": subject(event), "sync": collective(event, _UPRIGHT)}.get(
-        event.kind
-    ) or action(event)
-    return on_rank(event, brief(what, _UPRIGHT - len(on_rank(event, "x")) + 1))
-
-
-def collective(event: Event, room: int) -> str:
-    """What a sync was, in so many letters: a scatter is told from an all-gather without its other half.
-
-    >>> [collective(Event(0, "sync", details={"op": "reduce-scatter"}), room) for room in (14, 13)]
-    ['reduce-scatter', 'scatter']
-    """
-    op = subject(event)
-    return op if len(op) <= room else shorten(op.removeprefix("reduce-"), room)
-
-
-def on_rank(event: Event, text: str) -> str:
-    """A text about an event of one rank of several begins with the rank's number.
-
-    >>> on_rank(Event(0, "step", rank=1), "SGD"), on_rank(Event(0, "step"), "SGD")
-    ('1: SGD', 'SGD')
-    """
-    return text if event.rank is None else f"{event.rank}: {text}".rstrip()
+    detail = "op" if event.kind == "sync" else "optimizer"
+    name = "" if event.kind == "sync" else event.label
+    return literal(name or str(event.details.get(detail, "")))
 
 
 def place(event: Event) -> str:
-    """The user's line, and the rank if there are several; nothing when it is not known.
+    """Return the user's line, and the rank if there are several; nothing when it is not known.
 
     >>> place(Event(0, "step", line=12)), place(Event(0, "step", line=12, rank=1))
     ('line 12', 'rank 1 line 12')
     """
-    where = [f"rank {event.rank}"] if event.rank is not None else []
-    return " ".join([*where, *([f"line {event.line}"] if event.line else [])])
+    rank = "" if event.rank is None else f"rank {event.rank}"
+    line = f"line {event.line}" if event.line else ""
+    return f"{rank} {line}".strip()
 
 
 def is_signed(ledger: Ledger, parameter: int) -> bool:
-    """Whether a parameter is one number of which the sign was recorded."""
+    """Return whether a parameter is one number of which the sign was recorded."""
     return ledger.parameters[parameter].numel == 1 and parameter in ledger.exact
 
 
 def is_vector(ledger: Ledger, parameter: int) -> bool:
-    """Whether a parameter is so small, and recorded so exactly, that all of its elements are written."""
+    """Return whether a parameter is so small, and recorded so exactly, that all of its elements are written."""
     return parameter in ledger.exact and 0 < ledger.parameters[parameter].numel <= 4
 
 
-def value(
-    ledger: Ledger, event: int, parameter: int, of: str = "grad", digits: int = 4
-) -> str:
+def value(ledger: Ledger, event: int, parameter: int, of: str = "grad") -> str:
     """Write a contribution (empty if there was none) or a `.grad` ("None" if there was none).
 
     One element is written as it is, up to four as a vector, more as their 2-norm, `‖·‖`.
     Contributions carry their sign, because they are added.
     """
-    if not ledger.state[event, parameter] & (PRESENT if of == "grad" else CONTRIBUTED):
-        return "None" if of == "grad" else ""
-    norm = float(
-        (ledger.grad if of == "grad" else ledger.contribution)[event, parameter]
-    )
-    elements = (
-        ledger.exact[parameter][of == "grad"][event]
-        if parameter in ledger.exact
-        else np.empty(0)
-    )
-    if elements.size == 1:
-        sign = "+" if of == "contribution" and elements[0] > 0 else ""
-        return sign + number(float(elements[0]), digits)
-    if 0 < elements.size <= 4:
-        return "(" + ", ".join(number(float(x), digits) for x in elements) + ")"
-    return f"‖·‖ {number(norm, digits)}"
+    is_grad = of == "grad"
+    if not ledger.state[event, parameter] & (PRESENT if is_grad else CONTRIBUTED):
+        return "None" if is_grad else ""
+    if not is_vector(ledger, parameter):
+        norms = ledger.grad if is_grad else ledger.contribution
+        return f"‖·‖ {number(float(norms[event, parameter]))}"
+    elements = ledger.exact[parameter][is_grad][event].tolist()
+    texts = [number(x) for x in elements]
+    if len(texts) > 1:
+        return f"({', '.join(texts)})"
+    plus = "+" if elements[0] > 0 and not is_grad else ""
+    return plus + texts[0]
 
 
 def window_summary(ledger: Ledger) -> str:
@@ -209,8 +127,6 @@ def window_summary(ledger: Ledger) -> str:
     if not lengths:
         return "no optimizer step"
     low, high = min(lengths), max(lengths)
-    if high == 0:
-        return f"{counted(len(lengths), 'step')} that consumed nothing"
     each = counted(low, "backward") if low == high else f"{low} to {high} backwards"
     return f"{counted(len(lengths), 'accumulation window')} of {each}"
 
@@ -223,42 +139,26 @@ def head(event: Event) -> str:
     >>> head(Event(0, "sync", details={"op": "all-reduce", "bytes": 12}))
     'sync by all-reduce of 12 bytes'
     """
-    # The subject of a step is the optimizer that took it; of a backward, the loss it came from.
-    link = {"backward": "of", "step": "by", "sync": "by"}.get(event.kind, "on")
-    told = action(event)
-    told += f" {link} {shorten(subject(event), 40)}" if subject(event) else ""
-    told += (
-        f" of {int(event.details['bytes']):,} bytes"
-        if event.kind == "sync" and "bytes" in event.details
-        else ""
-    )
-    told += f", {place(event)}" if place(event) else ""
-    return told if math.isnan(event.loss) else f"{told}, loss {number(event.loss)}"
+    text = action(event)
+    if subject(event):
+        text += f" {_LINKS.get(event.kind, 'on')} {shorten(subject(event), 40)}"
+    if event.kind == "sync" and "bytes" in event.details:
+        text += f" of {int(event.details['bytes']):,} bytes"
+    if place(event):
+        text += f", {place(event)}"
+    return text if math.isnan(event.loss) else f"{text}, loss {number(event.loss)}"
 
 
-def before(first: Graph | None = None) -> tuple[str, str]:
-    """What is true before the first event, and of its graph, of which it may be known whether it was there already.
+def before(*, built: bool = False) -> tuple[str, str]:
+    """Say what holds before the first event, and of its graph, which may be `built` already.
 
-    >>> before()[0]
-    'Before the first event: nothing is recorded yet. Press play, or drag.'
-    >>> before(Graph((), (), (), {"before": False}))[0]
-    'Before the first event: nothing has run yet. Press play, or drag.'
+    >>> before()
+    ('Before the first event. Press play, or drag.', 'No graph yet: a forward builds it.')
     """
-    told = {
-        None: "nothing is recorded yet",
-        False: "nothing has run yet",
-        True: "its graph is built already",
-    }
-    known = None if first is None else first.meta.get("before")
-    graph = (
-        "This graph was built before the recording began."
-        if known is True
-        else "No graph yet: a forward builds it."
-    )
-    return (
-        f"Before the first event: {told.get(known, told[None])}. Press play, or drag.",
-        graph,
-    )
+    graph = "No graph yet: a forward builds it."
+    if built:
+        graph = "This graph was built before the recording began."
+    return "Before the first event. Press play, or drag.", graph
 
 
 def memory(event: Event) -> str:
@@ -267,17 +167,16 @@ def memory(event: Event) -> str:
     >>> memory(Event(0, "backward", saved_before=96.0, saved_after=0.0, allocated=2048.0, peak=4096.0))
     'saved tensors 96 B before, 0 B after; 2 KiB allocated, 4 KiB at most on the way'
     """
-    told = []
+    texts = []
     if not math.isnan(event.saved_before):
-        told.append(
-            f"saved tensors {size(event.saved_before)} before, {size(event.saved_after)} after"
-        )
+        sizes = size(event.saved_before), size(event.saved_after)
+        texts.append(f"saved tensors {sizes[0]} before, {sizes[1]} after")
     if not math.isnan(event.allocated):
-        most = (
-            "" if math.isnan(event.peak) else f", {size(event.peak)} at most on the way"
-        )
-        told.append(f"{size(event.allocated)} allocated{most}")
-    return "; ".join(told)
+        text = f"{size(event.allocated)} allocated"
+        if not math.isnan(event.peak):
+            text += f", {size(event.peak)} at most on the way"
+        texts.append(text)
+    return "; ".join(texts)
 
 
 def held(event: Event) -> str:
@@ -288,51 +187,41 @@ def held(event: Event) -> str:
     >>> held(Event(0, "step", details={"lr": [0.1, 0.01]}))
     'learning rates 0.1, 0.01'
     """
-    told = _clipped(event) if event.kind == "clip" else []
+    if event.kind == "clip":
+        return _clipped(event)
+    texts = []
     if event.kind in ("backward", "unscale", "step"):
-        scales = _numbers(event.details.get("amp_scale"))
-        told += [f"the scaler’s scale {number(x)}" for x in scales]
-    if event.kind == "step":
-        rates = [*dict.fromkeys(_numbers(event.details.get("lr")))]
-        numbers = ", ".join(map(number, rates[:_MOST_NAMES]))
-        told += [f"{plural(len(rates), 'learning rate')} {numbers}"] if rates else []
-    return ", ".join(told)
+        for scale in _numbers(event, "amp_scale"):
+            texts.append(f"the scaler’s scale {number(scale)}")
+    rates = dict.fromkeys(_numbers(event, "lr")) if event.kind == "step" else {}
+    if rates:
+        numbers = [number(rate) for rate in rates][:_MOST_NAMES]
+        texts.append(f"{plural(len(rates), 'learning rate')} {', '.join(numbers)}")
+    return ", ".join(texts)
 
 
-def _clipped(event: Event) -> list[str]:
-    norms, limits, values = (
-        _numbers(event.details.get(name))
-        for name in ("total_norm", "max_norm", "clip_value")
-    )
-    told = [f"norm {number(x)}" for x in norms]
-    told += [f"limit {number(x)}" for x in limits]
-    told += [f"limit {number(x)} for each element" for x in values]
+def _clipped(event: Event) -> str:
+    norms, limits = _numbers(event, "total_norm"), _numbers(event, "max_norm")
+    texts = [f"norm {number(norm)}" for norm in norms]
+    texts += [f"limit {number(limit)}" for limit in limits]
+    for limit in _numbers(event, "clip_value"):
+        texts.append(f"limit {number(limit)} for each element")
     if norms and limits and 0 <= norms[0] < math.inf:
-        told.append(f"factor {number(min(1.0, limits[0] / (norms[0] + 1e-6)))}")
-    return told
+        factor = min(1.0, limits[0] / (norms[0] + 1e-6))
+        texts.append(f"factor {number(factor)}")
+    return ", ".join(texts)
 
 
-def _numbers(given: object) -> list[float]:
-    """The numbers among what an event's details hold there."""
-    values = given if isinstance(given, list | tuple) else [given]
-    return [
-        float(x)
-        for x in values
-        if isinstance(x, int | float) and not isinstance(x, bool)
-    ]
+def _numbers(event: Event, detail: str) -> list[float]:
+    """Return the numbers that an event's details hold there."""
+    given = event.details.get(detail)
+    values: Any = given if isinstance(given, list | tuple) else [given]
+    return [float(x) for x in values if type(x) in (int, float)]
 
 
-def about(event: Event) -> str:
-    """All that is said of an event behind its numbers in `.grad`: what it did, and the bytes around it."""
-    return joined(held(event), memory(event))
-
-
-def joined(*texts: str) -> str:
-    """Join what there is to say.
-
-    >>> joined("a", "", "b")
-    'a; b'
-    """
+def about(ledger: Ledger, event: Event) -> str:
+    """Say all that there is besides an event's numbers in `.grad`: what it did, the bytes around it, new weights."""
+    texts = held(event), memory(event), moved(ledger, event)
     return "; ".join(filter(None, texts))
 
 
@@ -342,113 +231,84 @@ def moved(ledger: Ledger, event: Event) -> str:
     >>> moved(Ledger.build([], [{"kind": "step"}]), Event(0, "step"))
     ''
     """
-    kept, parameters = ledger.weighed, ledger.parameters
-    if event.kind != "step" or not 1 <= sum(p.numel for p in parameters) <= 2:
+    weights, parameters = ledger.weighed, ledger.parameters
+    rows = np.flatnonzero(weights.events == event.index)
+    count = sum(parameter.numel for parameter in parameters)
+    if event.kind != "step" or count not in (1, 2) or not rows.size:
         return ""
-    at = int(np.searchsorted(kept.events, event.index))
-    if at == len(kept.events) or kept.events[at] != event.index:
-        return ""
-    told = []
-    for p, values in sorted(kept.elements.items()):
-        if not np.isnan(values[at]).all():
-            numbers = [number(float(x), _digits(ledger)[p]) for x in values[at]]
-            told.append(
-                f"{shorten(parameters[p].name, 40)} is now {', '.join(numbers)}"
-            )
-    return ", ".join(told)
-
-
-def _digits(ledger: Ledger) -> dict[int, int]:
-    """With how many digits a parameter's weights are told: they take all of its steps, and are asked for at each."""
-    if ledger not in _DIGITS:
-        _DIGITS[ledger] = {
-            p: telling(values) for p, values in ledger.weighed.elements.items()
-        }
-    return _DIGITS[ledger]
-
-
-def telling(values: np.ndarray) -> int:
-    """How many digits tell what weights became from what they were: four, more where they hardly move.
-
-    >>> telling(np.array([[1.0], [1.5]])), telling(np.array([[1.0], [1.000005], [1.00001]]))
-    (4, 7)
-    """
-    known = values[np.isfinite(values).all(axis=1)]
-
-    def told(digits: int) -> int:
-        return len({tuple(number(x, digits) for x in row) for row in known.tolist()})
-
-    different = len({tuple(row) for row in known.tolist()})
-    return next(
-        (n for n in range(4, 8) if told(n) > 1 and (n == 4 or told(n) == different)),
-        7 if told(7) > 1 else 4,
-    )
+    texts = []
+    for p, values in sorted(weights.elements.items()):
+        now = values[rows[0]]
+        if not np.isnan(now).all():
+            numbers = [number(float(x), WEIGHT_DIGITS) for x in now]
+            name = shorten(parameters[p].name, 40)
+            texts.append(f"{name} is now {', '.join(numbers)}")
+    return ", ".join(texts)
 
 
 def sentence(ledger: Ledger, event: Event, parameters: Sequence[int]) -> str:
     """Tell one event in words, with the numbers of the given parameters."""
-    told = f"Event {event.index}, {head(event)}"
-    lost = ledger.unconsumed(event.index)
-    parts = []
-    for p in parameters[:_MOST_NAMES]:
-        added = value(ledger, event.index, p, "contribution")
-        part = shorten(ledger.parameters[p].name, 40) + (
-            f" receives {added}, " if added else ""
-        )
-        part += f".grad {value(ledger, event.index, p)}"
-        erased = [
-            value(ledger, b, p, "contribution")
-            for b in lost.get(ledger.parameters[p].name, [])
-        ]
-        parts.append(
-            part
-            + (
-                f" (erased {', '.join(erased)} before any step used it)"
-                if erased
-                else ""
-            )
-        )
-    if len(parameters) > _MOST_NAMES:
-        parts.append(f"and {counted(len(parameters) - _MOST_NAMES, 'more parameter')}")
-    parts += filter(None, [about(event), moved(ledger, event)])
-    return f"{told}: {'; '.join(parts)}." if parts else f"{told}."
+    parts = [_received(ledger, event.index, p) for p in parameters[:_MOST_NAMES]]
+    more = len(parameters) - _MOST_NAMES
+    if more > 0:
+        parts.append(f"and {counted(more, 'more parameter')}")
+    parts.append(about(ledger, event))
+    text = "; ".join(filter(None, parts))
+    start = f"Event {event.index}, {head(event)}"
+    return f"{start}: {text}." if text else f"{start}."
+
+
+def _received(ledger: Ledger, event: int, p: int) -> str:
+    name = ledger.parameters[p].name
+    added = value(ledger, event, p, "contribution")
+    receives = f" receives {added}, " if added else ""
+    text = f"{shorten(name, 40)}{receives}.grad {value(ledger, event, p)}"
+    erased = []
+    for born in ledger.unconsumed(event).get(name, []):
+        erased.append(value(ledger, born, p, "contribution"))
+    if erased:
+        text += f" (erased {', '.join(erased)} before any step used it)"
+    return text
 
 
 def overview(ledger: Ledger, events: Sequence[int], parameters: Sequence[int]) -> str:
     """Say in one sentence what a ledger, or a part of it, holds."""
-    part = ledger.contribution[np.ix_(list(events), list(parameters))]
-    there = (ledger.state[np.ix_(list(events), list(parameters))] & CONTRIBUTED) > 0
-    told = f"{counted(len(parameters), 'parameter')} × {counted(len(events), 'event')}, {window_summary(ledger)}"
-    finite = part[there & np.isfinite(part)]
+    cells = np.ix_(list(events), list(parameters))
+    norms = ledger.contribution[cells][ledger.state[cells] & CONTRIBUTED > 0]
+    finite = norms[np.isfinite(norms)]
+    rows = counted(len(parameters), "parameter")
+    text = f"{rows} × {counted(len(events), 'event')}, {window_summary(ledger)}"
     if finite.size:
-        told += f"; contribution norms from {number(float(finite.min()))} to {number(float(finite.max()))}"
-    broken = int((there & ~np.isfinite(part)).sum())
-    if broken:
-        told += f"; {counted(broken, 'contribution')} not finite"
-    told += "" if ledger.complete else "; the recording is incomplete"
-    return " ".join(
-        [
-            f"{told}.",
-            *(f"Note: {literal(str(note))}." for note in ledger.meta.get("notes", ())),
-        ]
-    )
+        low, high = number(float(finite.min())), number(float(finite.max()))
+        text += f"; contribution norms from {low} to {high}"
+    if finite.size < norms.size:
+        broken = counted(norms.size - finite.size, "contribution")
+        text += f"; {broken} not finite"
+    if not ledger.complete:
+        text += "; the recording is incomplete"
+    notes = [f" Note: {literal(str(note))}." for note in ledger.meta.get("notes", ())]
+    return f"{text}.{''.join(notes)}"
 
 
 def story(
     ledger: Ledger, events: Sequence[int], parameters: Sequence[int]
 ) -> list[str]:
     """Tell a ledger in sentences: what it holds, then event by event (the first and last of many)."""
-    told, half = [overview(ledger, events, parameters)], _MOST_SENTENCES // 2
+    sentences = [overview(ledger, events, parameters)]
+    half = _MOST_SENTENCES // 2
     chosen = list(events)
     if len(chosen) > _MOST_SENTENCES:
-        told.append(f"The first {half} and the last {half} of {len(chosen):,} events:")
+        sentences.append(
+            f"The first {half} and the last {half} of {len(chosen):,} events:"
+        )
         chosen = [*chosen[:half], *chosen[-half:]]
     weighed: dict[int, str] = {}
     for bar in bars(ledger, chosen)[0]:
         weighed[bar.step] = f"{weighed.get(bar.step, '')} {bar.words}"
-    return told + [
-        sentence(ledger, ledger[e], parameters) + weighed.get(e, "") for e in chosen
-    ]
+    for e in chosen:
+        text = sentence(ledger, ledger[e], parameters)
+        sentences.append(text + weighed.get(e, ""))
+    return sentences
 
 
 class Group(NamedTuple):
@@ -468,9 +328,9 @@ def group_rows(names: Sequence[str], most: int = 26) -> list[Group]:
     # The ranks of a ledger of several come first: "rank 0 · encoder.weight".
     parts = [re.split(r"(?<= · )|(?<=\.)", name) for name in names]
     best: list[Group] = []
-    for depth in range(1, max((len(p) for p in parts), default=1) + 1):
+    for depth in range(1, max(map(len, parts), default=1) + 1):
         # A name stays whole only when it is all there is; otherwise its last part is inside the group.
-        keys = ["".join(p[:depth]).rstrip(" ·.") for p in parts]
+        keys = ["".join(part[:depth]).rstrip(" ·.") for part in parts]
         groups, start = [], 0
         for key, rows in itertools.groupby(keys):
             count = len(list(rows))

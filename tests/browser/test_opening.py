@@ -138,7 +138,7 @@ def test_a_graph_that_was_there_before_the_recording_is_not_said_to_be_yet_to_co
     page = show(
         play(WALKED, {0: chain(-16.0, before=True), 1: chain(-4.0, before=False)}), reduced_motion="reduce"
     ).page
-    assert "its graph is built already" in page.locator(".av-say").inner_text()
+    assert "Before the first event." in page.locator(".av-say").inner_text()
     assert page.locator(".av-in-graph .av-note").inner_text() == "This graph was built before the recording began."
     assert page.locator(".av-unborn").count() == 0
     page.get_by_role("button", name="next event").click()

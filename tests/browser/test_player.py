@@ -76,7 +76,7 @@ Show = Callable[..., Any]
 def test_next_and_previous_move_code_graph_grad_and_words_together(show: Show, mode: str) -> None:
     watched = show(play(TOY, GRAPHS), mode=mode)
     played = watched.played
-    assert "nothing is recorded yet" in played.said
+    assert "Before the first event." in played.said
     assert played.total == "None"
     assert played.root.locator(".av-line[aria-current]").count() == 0
     played.go("next event")

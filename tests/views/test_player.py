@@ -319,7 +319,7 @@ def two_ranks() -> Ledger:
 def test_headings_begin_with_the_rank_and_say_what_a_sync_is() -> None:
     data, _ = payload.ledger_data(two_ranks())
     on_end, actions, subjects = zip(*(data["heads"][i] for i in data["e"]["u"]), strict=True)
-    assert on_end == ("0: a lo… / K", "1: a lo… / K", "scatter", "0: step", "1: step")
+    assert on_end == ("0: a …ss / K", "1: a …ss / K", "reduc…catter", "0: step", "1: step")
     assert actions == ("backward", "backward", "sync", "step", "step")
     assert subjects == ("0: a long loss / K", "1: a long loss / K", "reduce-scatter", "0: SGD", "1: SGD")
 

@@ -148,9 +148,9 @@ def test_the_ground_covers_what_runs_reach_if_none_of_them_runs_away() -> None:
 
 def test_weights_that_hardly_move_are_told_with_the_digits_that_say_so() -> None:
     """A line rose above the only mark 1, and the words said: w is now 1."""
-    ledger = walked([1.0], [1.000005], [1.00001])
+    ledger = walked([1.0], [1.00005], [1.0001])
     found = told(ledger)
-    assert [text for *_, text, _ in found["p"]] == ["w 1", "w 1.000005", "w 1.00001"]
+    assert [text for *_, text, _ in found["p"]] == ["w 1", "w 1.00005", "w 1.0001"]
     assert len(set(texts(found, "text.av-ticky"))) > 2
-    assert words.moved(ledger, ledger[2]) == "w is now 1.00001"
+    assert words.moved(ledger, ledger[2]) == "w is now 1.0001"
     assert words.moved(walked([1.0], [1.5]), walked([1.0], [1.5])[1]) == "w is now 1.5"

@@ -17,7 +17,7 @@ export const barAt = (rows, e) =>
   ?? rows.find((row) => row.e > e) ?? /** @type {ShareRow} */ (rows.at(-1));
 
 /** @param {App} app @param {SharesData} shares */
-export function sharesPane(app, { r, rows, keys, note, m }) {
+export function sharesPane(app, { r, rows, keys, note }) {
   const { ledger, go, at, uid } = app;
   const x = (/** @type {number} */ value) => `${100 * along(r, value)}%`;
   const several = rows.some(({ o }) => o !== rows[0].o);
@@ -55,7 +55,9 @@ export function sharesPane(app, { r, rows, keys, note, m }) {
       h("span", { style: `left: ${x(value)}` }, number(value)))), h("span.av-total", {}, "sum"));
   const looks = { tabindex: 0, role: "listbox", "aria-label": "Shares of each step" };
   const box = h("div.av-win", looks, ...lines.map(({ el }) => el));
-  const told = h("p.av-note.av-weighs", { "data-w": m });
+  const said = rows.map(({ e }) => rows.filter((row) => row.e === e).map(({ w }) => w).join(" "));
+  const longest = said.reduce((one, other) => (other.length > one.length ? other : one));
+  const told = h("p.av-note.av-weighs", { "data-w": longest });
   const meanings = h("p.av-note", {}, ...keys.map(swatch), note);
   const made = pane("shares", "Shares of each step", axis, box, meanings, told);
   box.addEventListener("keydown", (event) => {

@@ -110,9 +110,9 @@ export interface ShareRow {
   s: Segment[];
 }
 
-/** All bars of shares, their one scale, the longest words, the legend: what it says, its swatch, its colour. */
+/** All bars of shares, their one scale, the legend: what it says, its swatch, its colour. */
 export interface SharesData {
-  r: number[]; m: string;
+  r: number[];
   rows: ShareRow[];
   keys: string[][];
   note: string;
