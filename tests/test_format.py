@@ -304,6 +304,12 @@ def test_a_recording_that_stopped_says_so_in_its_file(ledger: Ledger, tmp_path: 
     assert not av.load(tmp_path / "again.ledger").complete
 
 
+def test_an_incomplete_ledger_stays_so_when_it_is_saved(tmp_path: Path) -> None:
+    Ledger.build([], [], complete=False).save(tmp_path / "x.ledger")
+    found = av.load(tmp_path / "x.ledger")
+    assert (found.complete, found.meta) == (False, {})
+
+
 def test_what_follows_the_closing_mark_makes_a_file_incomplete(path: Path) -> None:
     with path.open("ab") as file:
         file.write(pack({}, {}))
