@@ -1,4 +1,4 @@
-"""What players and explorers look like once a browser has laid them out: indented code, and no rule without a use."""
+"""What players and explorers look like once a browser has laid them out: full rows, and no rule without a use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from accumviz.book.explore import explore
 from accumviz.book.weights import play
@@ -19,17 +18,6 @@ from tests.views.test_explore import recorded
 from tests.views.test_shares import ledger_of, term, window
 
 Open = Callable[..., Any]
-CODE_LINES = ".av-line code"
-# Of each line the white space that its source begins with, and where its first letter stands.
-_LINES = """codes => codes.map(code => {
-    const letters = document.createTreeWalker(code, NodeFilter.SHOW_TEXT), text = code.textContent;
-    const indent = text.length - text.trimStart().length, range = document.createRange();
-    let node, left = indent;
-    while ((node = letters.nextNode()) && left >= node.length) left -= node.length;
-    range.setStart(node, left);
-    range.setEnd(node, left + 1);
-    return [indent, range.getBoundingClientRect().x, getComputedStyle(code).whiteSpace];
-})"""
 # Every style rule's full selector and how many elements it has now, as if hovered, focused and checked.
 _RULES = r"""() => {
     const found = {}, state = /:(hover|focus-visible|focus|checked|empty)/g;
@@ -67,28 +55,6 @@ def weighed(rows: list[dict[str, Any]], *, to: float = 1.2) -> list[dict[str, An
     """The same, with the weights where they began and after each step."""
     steps = [{**row, "weights": {"w": to}} if row["kind"] == "step" else row for row in rows]
     return [{**steps[0], "weights": {"w": 1.0}}, *steps[1:]]
-
-
-def test_rows_of_code_are_indented_as_their_source_is(watch: Open, tmp_path: Path, mode: str) -> None:
-    play(toy(), {0: chain()}).save(tmp_path / "player.html")
-    explore(experiment, k=[2, 4]).save(tmp_path / "explorer.html")
-    # As in a book or a notebook: a fragment among others, below rules of the host's own.
-    fragment = play(toy()).to_html() + explore(experiment, k=[2, 4]).to_html()
-    host = "<style>code { white-space: pre } .host code { white-space: normal }</style>"
-    (tmp_path / "host.html").write_text(f"<!doctype html>{host}<div class='host'>{fragment}</div>", "utf-8")
-    for name, least in (("player", 5), ("explorer", 5), ("host", 10)):
-        page = watch(mode=mode).page
-        page.goto((tmp_path / f"{name}.html").as_uri())
-        page.locator(".av-frame").last.wait_for()
-        lines = page.locator(CODE_LINES).evaluate_all(_LINES)
-        assert len(lines) >= least
-        assert {style for _, _, style in lines} == {"pre-wrap"}
-        for start in range(0, len(lines), 5):
-            (_, margin, _), *inside = lines[start : start + 3]
-            letter = (inside[0][1] - margin) / 4
-            assert 5 < letter < 12, f"{name}: four spaces are {4 * letter} px wide"
-            assert [indent for indent, _, _ in inside] == [4, 4]
-            assert all(x - margin == pytest.approx(indent * letter, abs=0.5) for indent, x, _ in inside)
 
 
 def test_panes_fill_their_row_whichever_of_them_there_are(watch: Open, tmp_path: Path) -> None:

@@ -99,10 +99,7 @@ def test_every_line_is_said_and_the_note_follows_the_moment(show: Callable[..., 
     assert "1 + 1 + 0.5, which add to 2.5" in (lines.first.locator(".av-heard").text_content() or "")
     note = watched.pane.locator(".av-weighs")
     assert "step of event 3" in note.inner_text()
-    assert (
-        "An element of micro-batch 3 weighs 2 times one of micro-batch 1."
-        in note.inner_text()
-    )
+    assert "An element of micro-batch 3 weighs 2 times one of micro-batch 1." in note.inner_text()
     watched.pane.locator(".av-win").focus()
     watched.page.keyboard.press("ArrowDown")
     watched.page.wait_for_function(
