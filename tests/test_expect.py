@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,16 @@ def test_a_short_last_window_is_no_wrong_length() -> None:
     ):
         for k in (4, 2, 4):
             train(model, optimizer, k, k, lambda i, k=k: k)
+
+
+@pytest.mark.parametrize("by", [3, 1])
+def test_a_constant_inside_a_mean_is_the_losses_own(by: int) -> None:
+    model, optimizer = made()
+    wrong = pytest.raises(AssertionError, match="the shares of the step at event 3")
+    with nullcontext() if by == 3 else wrong, av.expect(model, optimizer, complete=True):
+        for _ in range(3):
+            (-(0.5 * model(torch.randn(2, 3)).square()).mean() / by).backward()
+        optimizer.step()
 
 
 def test_nothing_expected_is_what_check_finds_alone() -> None:
