@@ -57,6 +57,35 @@ class Recorded(Protocol):
         """Everything that was recorded."""
 
 
+# The columns of `rows`.
+OF_EVENT = (
+    "rank",
+    "kind",
+    "label",
+    "file",
+    "line",
+    "source",
+    "within",
+    "time",
+    "loss",
+    "scale",
+    "saved_before",
+    "saved_after",
+    "allocated",
+    "peak",
+)
+_OF_PARAMETER = (
+    "parameter",
+    "contribution",
+    "grad",
+    "present",
+    "changed",
+    "consumed_by",
+    "erased_by",
+)
+COLUMNS = ("event", *OF_EVENT, *_OF_PARAMETER)
+
+
 @dataclass(frozen=True, eq=False)
 class Provenance(Displayed):
     """The loss × parameter matrix: summed contribution norms, and how many contributions there were.
@@ -352,34 +381,7 @@ class Ledger(Arrays, Displayed):
             raise ImportError(
                 "to_pandas() needs pandas: pip install pandas"
             ) from missing
-        e, p = (a.ravel() for a in np.indices(self.state.shape))
-        columns: dict[str, Any] = {
-            name: np.array(self.columns.texts(name), object)[e]
-            for name in ("kind", "label", "file")
-        }
-        for name in (
-            "line",
-            "loss",
-            "scale",
-            "saved_before",
-            "saved_after",
-            "allocated",
-            "peak",
-        ):
-            columns[name] = self.columns.column(name)[e]
-        return pandas.DataFrame(
-            {
-                "event": e,
-                **columns,
-                "parameter": np.array([x.name for x in self.parameters], object)[p],
-                "contribution": self.contribution.ravel(),
-                "grad": self.grad.ravel(),
-                "present": (self.state & PRESENT > 0).ravel(),
-                "changed": (self.state & CHANGED > 0).ravel(),
-                "consumed_by": self.outcomes.consumed.ravel(),
-                "erased_by": self.outcomes.erased.ravel(),
-            }
-        )
+        return pandas.DataFrame(rows(self), columns=COLUMNS)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the ledger to a file that `av.load` reads, or a page (`.html`) that any browser opens.
@@ -483,3 +485,28 @@ def _reasons(stopped: Any) -> str:
     if isinstance(stopped, Mapping):
         return "; ".join(f"rank {rank}: {why}" for rank, why in stopped.items())
     return str(stopped)
+
+
+def rows(ledger: Ledger) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of `COLUMNS` for each event and parameter; what there is none of is NaN or None."""
+    erased, consumed, _ = ledger.outcomes
+    for event in ledger:
+        e = event.index
+        about = [getattr(event, name) for name in OF_EVENT]
+        for p, parameter in enumerate(ledger.parameters):
+            state = int(ledger.state[e, p])
+            yield (
+                e,
+                *about,
+                parameter.name,
+                float(ledger.contribution[e, p]),
+                float(ledger.grad[e, p]),
+                bool(state & PRESENT),
+                bool(state & CHANGED),
+                _event_or_none(consumed[e, p]),
+                _event_or_none(erased[e, p]),
+            )
+
+
+def _event_or_none(index: np.int32) -> int | None:
+    return None if index < 0 else int(index)
