@@ -17,45 +17,30 @@ from accumviz.views.timeline import timeline
 from tests.browser.frames import drawn
 from tests.browser.test_look import weighed
 from tests.browser.test_reading import LONG
-from tests.browser.written import written
 from tests.toys import ROWS, W, chain, toy
 
 Open = Callable[..., Any]
 BOXES = "els => els.map(el => el.getBoundingClientRect().toJSON())"
 
 
-@pytest.fixture
-def show(watch: Open, tmp_path: Path) -> Callable[..., Any]:
-    """Open views in one page."""
-
-    def open_page(*views: Any, wait: str = ".av-frame", **options: Any) -> Any:
-        page = watch(**options).page
-        page.goto(written(tmp_path / "page.html", *views))
-        page.locator(wait).first.wait_for()
-        drawn(page)
-        return page
-
-    return open_page
-
-
-def test_on_a_phone_the_code_of_a_teaching_loop_stands_whole(show: Callable[..., Any]) -> None:
+def test_on_a_phone_the_code_of_a_teaching_loop_stands_whole(shown: Callable[..., Any]) -> None:
     source = "import torch\n\n" + LONG * 2
     ledger = Ledger.build([W], [{**ROWS[0], "line": 5}], sources={"a.py": source})
-    pane = show(play(ledger), width=375).locator(".av-in-code .av-win")
+    pane = shown(play(ledger), width=375).locator(".av-in-code .av-win")
     assert pane.evaluate("box => box.clientHeight") >= 320
 
 
-def test_code_that_goes_on_below_says_so_at_its_edge(show: Callable[..., Any]) -> None:
+def test_code_that_goes_on_below_says_so_at_its_edge(shown: Callable[..., Any]) -> None:
     ledger = Ledger.build([W], [{**ROWS[0], "line": 5}], sources={"a.py": LONG * 9})
-    box = show(play(ledger), width=300).locator(".av-in-code .av-win")
+    box = shown(play(ledger), width=300).locator(".av-in-code .av-win")
     assert box.evaluate("box => box.scrollHeight > box.clientHeight")
     assert "local" in box.evaluate("box => getComputedStyle(box).backgroundAttachment")
 
 
 def test_before_the_first_event_no_number_of_one_is_told_and_the_scrubber_keeps_its_length(
-    show: Callable[..., Any],
+    shown: Callable[..., Any],
 ) -> None:
-    page = show(play(toy(), {0: chain()}))
+    page = shown(play(toy(), {0: chain()}))
     slider = page.locator(".av-scrub")
     before = slider.bounding_box()["width"]
     assert page.locator(".av-count").inner_text() == "start"
@@ -65,12 +50,12 @@ def test_before_the_first_event_no_number_of_one_is_told_and_the_scrubber_keeps_
     assert slider.bounding_box()["width"] == pytest.approx(before, abs=1)
 
 
-def test_a_bar_too_short_to_be_seen_says_how_short_it_is(show: Callable[..., Any]) -> None:
+def test_a_bar_too_short_to_be_seen_says_how_short_it_is(shown: Callable[..., Any]) -> None:
     """After an unscale or a clip a mark was left of it, at zero: equal numbers keep equal lengths, and this is read."""
     big, small = 65536.0, 1.0
     rows = [{"kind": "backward", "contribution": {"w": big}, "grad": {"w": big}}]
     rows += [{"kind": "unscale", "grad": {"w": small}}, {"kind": "step", "grad": {"w": small}}]
-    page = show(play(Ledger.build([W], rows)))
+    page = shown(play(Ledger.build([W], rows)))
     bar, total = page.locator(".av-row .av-bar"), page.locator(".av-row .av-total")
     assert bar.get_attribute("data-told") == "", "of the longest nothing is to be said"
     page.get_by_role("button", name="next event").click()
@@ -98,13 +83,13 @@ PARTS = """async outer => {
 }"""
 
 
-def test_what_a_prediction_reveals_looks_as_it_does_alone(show: Callable[..., Any]) -> None:
+def test_what_a_prediction_reveals_looks_as_it_does_alone(shown: Callable[..., Any]) -> None:
     """Both have rows, buttons and code: rules of the one gave the other's lines of code the height of a button."""
     walk = Ledger.build([W], weighed([{**row, "file": "a.py"} for row in ROWS]), sources={"a.py": LONG})
     view = explore({"a": walk, "b": toy()}, against={"run": "b"})
     still = {"reduced_motion": "reduce"}
-    alone = show(view, **still).locator(".av-explorer").first.evaluate(PARTS)
-    page = show(predict("What?", 1, reveal=view), wait=".av-ask", **still)
+    alone = shown(view, **still).locator(".av-explorer").first.evaluate(PARTS)
+    page = shown(predict("What?", 1, reveal=view), wait=".av-ask", **still)
     page.locator("input.av-field").fill("1")
     page.get_by_role("button", name="Check").click()
     amid = page.locator(".av-explorer").first.evaluate(PARTS)
@@ -112,10 +97,10 @@ def test_what_a_prediction_reveals_looks_as_it_does_alone(show: Callable[..., An
     assert [pair for pair in zip(alone, amid, strict=True) if pair[0] != pair[1]][:4] == []
 
 
-def test_a_figure_that_plays_keeps_its_height(show: Callable[..., Any]) -> None:
+def test_a_figure_that_plays_keeps_its_height(shown: Callable[..., Any]) -> None:
     """What is said below a graph and a bar takes one line or two: the page below went up and down with it."""
     walk = Ledger.build([W], weighed(ROWS), sources={"a.py": LONG})
-    page = show(play(walk, {0: chain(), 1: chain(-4.0)}, loss=lambda w: (w - 2) ** 2), width=660)
+    page = shown(play(walk, {0: chain(), 1: chain(-4.0)}, loss=lambda w: (w - 2) ** 2), width=660)
     heights = []
     for _ in range(6):
         drawn(page)
@@ -124,7 +109,7 @@ def test_a_figure_that_plays_keeps_its_height(show: Callable[..., Any]) -> None:
     assert max(heights) - min(heights) <= 2
 
 
-def test_a_graph_of_six_nodes_and_what_stands_above_it_fit_a_screen(show: Callable[..., Any]) -> None:
+def test_a_graph_of_six_nodes_and_what_stands_above_it_fit_a_screen(shown: Callable[..., Any]) -> None:
     """The root, where backward begins, lay below the first screen of the front page."""
     kept = (Saved("_saved_self", (1,), "float32", 4, 1),)
     nodes = [
@@ -133,7 +118,7 @@ def test_a_graph_of_six_nodes_and_what_stands_above_it_fit_a_screen(show: Callab
     ]
     leaf = Node(5, "AccumulateGrad", "w", shape=(1,), value=[1.0], grad=[-16.0])
     tall = Graph((*nodes, leaf), tuple(Edge(i, i + 1) for i in range(5)), (0,))
-    page = show(play(toy(), {0: tall}), width=1040)
+    page = shown(play(toy(), {0: tall}), width=1040)
     (frame,), (root,) = (page.locator(name).evaluate_all(BOXES) for name in (".av-frame", ".av-root"))
     assert root["bottom"] - frame["top"] <= 700
     letters = page.locator(".av-root text").last.bounding_box()
@@ -156,10 +141,10 @@ def test_a_graph_folds_and_unfolds_by_key_and_shows_one_form_at_a_time(watch: Op
     assert (folded.is_visible(), whole.is_visible()) == (False, True)
 
 
-def test_in_a_player_modules_fold_and_the_walk_goes_through_what_is_seen(show: Callable[..., Any]) -> None:
+def test_in_a_player_modules_fold_and_the_walk_goes_through_what_is_seen(shown: Callable[..., Any]) -> None:
     nodes = [Node(i, "MulBackward0", "loss" if i == 0 else "", module=f"layers.{i // 4}") for i in range(12)]
     graph = Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(11)), (0,))
-    page = show(play(toy(), {0: graph}), reduced_motion="reduce")
+    page = shown(play(toy(), {0: graph}), reduced_motion="reduce")
     page.get_by_role("button", name="next event").click()
     fold, walk = page.get_by_role("button", name="fold or unfold modules"), page.locator(".av-sub input")
     assert (page.locator(".av-node").count(), walk.get_attribute("max")) == (12, "24")
@@ -173,20 +158,20 @@ def test_in_a_player_modules_fold_and_the_walk_goes_through_what_is_seen(show: C
     page.wait_for_function("document.querySelectorAll('.av-node').length === 12")
 
 
-def test_a_figure_is_seen_whole_on_a_phone(show: Callable[..., Any]) -> None:
+def test_a_figure_is_seen_whole_on_a_phone(shown: Callable[..., Any]) -> None:
     """The bar of a step's shares stood beyond the right edge."""
     for width, seen in ((375, [False, True]), (1280, [True, False])):
-        page = show(timeline(Ledger.build([W], ROWS)), wait=".av-scroll", width=width)
+        page = shown(timeline(Ledger.build([W], ROWS)), wait=".av-scroll", width=width)
         assert [page.locator(f".av-{name}").is_visible() for name in ("wide", "narrow")] == seen
         page.add_style_tag(content=".accumviz svg { max-width: none; } .av-scroll { width: 320px; }")  # as a book does
         if width == 375:
             assert page.locator(".av-scroll").evaluate("box => box.scrollWidth <= box.clientWidth")
 
 
-def test_a_finger_has_room_to_scrub_on_a_phone(show: Callable[..., Any]) -> None:
+def test_a_finger_has_room_to_scrub_on_a_phone(shown: Callable[..., Any]) -> None:
     """Beside the buttons and the count, 60 pixels were left of the slider; it keeps the line of its buttons."""
     for width, least in ((375, 160), (335, 120)):
-        page = show(play(toy()), explore({"a": toy(), "b": toy()}), width=width, has_touch=True)
+        page = shown(play(toy()), explore({"a": toy(), "b": toy()}), width=width, has_touch=True)
         for bar in page.locator(".av-frame .av-top").all():
             slider, button = (bar.locator(part).bounding_box() for part in (".av-scrub", ".av-b-next"))
             assert slider["width"] >= least
@@ -195,19 +180,19 @@ def test_a_finger_has_room_to_scrub_on_a_phone(show: Callable[..., Any]) -> None
                 assert min(one.bounding_box()[side] for side in ("width", "height")) >= 44
 
 
-def test_a_preset_is_compared_with_another_one(show: Callable[..., Any]) -> None:
+def test_a_preset_is_compared_with_another_one(shown: Callable[..., Any]) -> None:
     """Both sides showed the same run: nothing could be seen to differ. So it is of runs that are the same."""
-    page = show(explore({"a": toy(), "b": toy()}, start={"run": "b"}), width=1280)
+    page = shown(explore({"a": toy(), "b": toy()}, start={"run": "b"}), width=1280)
     page.get_by_role("button", name="Compare with another run").click()
     chosen = ".av-xside:not([hidden]) input:checked"
     assert page.locator(chosen).evaluate_all("radios => radios.map(radio => radio.ariaLabel)") == ["b", "a"]
 
 
-def test_a_finger_meets_every_choice_of_an_explorer(show: Callable[..., Any]) -> None:
+def test_a_finger_meets_every_choice_of_an_explorer(shown: Callable[..., Any]) -> None:
     """Choices, switches and the button that compares were 32 to 38 px high."""
     runs = {"a": toy(), "b": toy()}
     several = explore(runs), explore(lambda K, on: toy(), K=[1, 2, 4], on=[True, False])
-    page = show(*several, width=375, has_touch=True)
+    page = shown(*several, width=375, has_touch=True)
     targets = page.locator(".av-segments label, .av-explorer select, .av-switch, .av-compare")
     found = [one for one in targets.all() if one.is_visible()]
     assert {one.evaluate("el => el.tagName") for one in found} >= {"LABEL", "BUTTON"}
@@ -220,10 +205,10 @@ def tall() -> Graph:
     return Graph(nodes, tuple(Edge(i, i + 1) for i in range(39)), (0,), {"order": list(range(40))})
 
 
-def test_panes_that_are_compared_stay_level_in_a_books_column(show: Callable[..., Any]) -> None:
+def test_panes_that_are_compared_stay_level_in_a_books_column(shown: Callable[..., Any]) -> None:
     """Each run was narrow enough there to be taken for one on a phone, and a graph forgot the height it was given."""
     runs = {"a": (toy(), {0: chain()}), "b": (toy(), {0: tall()})}
-    page = show(explore(runs, against={"run": "b"}), width=1040)
+    page = shown(explore(runs, against={"run": "b"}), width=1040)
     drawn(page)
     for key in ("", "ArrowRight"):
         if key:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,9 @@ import pytest
 
 from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
-from accumviz.views.player import Player
 from accumviz.views.timeline import timeline
 from tests.browser.frames import drawn
-from tests.toys import ROWS, W, chain, large, toy
+from tests.toys import CODE, ROWS, W, chain, large, toy
 
 Open = Callable[..., Any]
 WIDTHS = (1280, 375)
@@ -52,6 +52,10 @@ _COLORS = """el => {
     return [over(ground), over(ground, style.backgroundColor), over(ground, style.borderTopColor)];
 }"""
 
+_CUT = """wins => wins
+    .filter(win => win.scrollHeight > win.clientHeight + 1 && getComputedStyle(win).overflowY !== "visible")
+    .map(win => `${win.parentElement.className}: ${win.scrollHeight} in ${win.clientHeight}`)"""
+
 
 def contrast(one: list[int], other: list[int]) -> float:
     """WCAG's contrast of two colours."""
@@ -72,25 +76,10 @@ def named(names: list[str], **more: Any) -> Ledger:
     return Ledger(parameters, one.events, one.contribution, one.grad, one.state, **more)
 
 
-@pytest.fixture
-def read(watch: Open, tmp_path: Path) -> Callable[..., Any]:
-    """Open a player, once for each width and mode."""
-
-    def open_page(player: Player, **options: Any) -> Any:
-        player.save(tmp_path / "page.html")
-        page = watch(**options).page
-        page.goto((tmp_path / "page.html").as_uri())
-        page.locator(".av-frame").wait_for()
-        drawn(page)
-        return page
-
-    return open_page
-
-
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_line_that_is_too_long_goes_on_below_and_further_in(read: Callable[..., Any], width: int) -> None:
+def test_a_line_that_is_too_long_goes_on_below_and_further_in(shown: Callable[..., Any], width: int) -> None:
     player = play(Ledger.build([W], [{**ROWS[0], "line": 5}], sources={"a.py": LONG}), {0: chain()})
-    page = read(player, width=width)
+    page = shown(player, width=width)
     pane = page.locator(".av-in-code .av-win")
     assert pane.evaluate("pane => pane.scrollWidth <= pane.clientWidth"), "nothing of it is beyond the pane's edge"
     lines = page.locator(".av-line").evaluate_all(_WRAPPED)
@@ -108,8 +97,8 @@ def test_a_line_that_is_too_long_goes_on_below_and_further_in(read: Callable[...
 
 
 @pytest.mark.parametrize(("names", "width"), [(NAMES, 1280), (NAMES, 375), (SHARDS, 375)])
-def test_names_are_cut_where_they_do_not_differ(read: Callable[..., Any], names: list[str], width: int) -> None:
-    page = read(play(named(names)), width=width)
+def test_names_are_cut_where_they_do_not_differ(shown: Callable[..., Any], names: list[str], width: int) -> None:
+    page = shown(play(named(names)), width=width)
     seen: dict[str, str] = {}
     for top in (0, 200, 400, 800):
         page.locator(".av-in-grad .av-win").evaluate("(pane, top) => { pane.scrollTop = top; }", top)
@@ -123,11 +112,11 @@ def test_names_are_cut_where_they_do_not_differ(read: Callable[..., Any], names:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_gradient_of_several_numbers_is_written_where_it_fits_and_else_as_its_norm(
-    read: Callable[..., Any], width: int
+    shown: Callable[..., Any], width: int
 ) -> None:
     values = [0.08211, -0.05116, 0.08507, -0.07046]
     rows = [{"kind": "backward", "contribution": {"b": values, "w": -16}, "grad": {"b": values, "w": -16}}]
-    page = read(play(Ledger.build([W, Parameter("b", (4,))], rows)), width=width)
+    page = shown(play(Ledger.build([W, Parameter("b", (4,))], rows)), width=width)
     for total in page.locator(".av-row:visible .av-total").all():
         assert total.evaluate("el => el.scrollWidth <= el.clientWidth")
         box, row = total.bounding_box(), total.locator("xpath=..").bounding_box()
@@ -138,9 +127,9 @@ def test_a_gradient_of_several_numbers_is_written_where_it_fits_and_else_as_its_
 
 
 def test_what_is_in_grad_already_is_told_from_the_ground_and_from_what_is_new(
-    read: Callable[..., Any], mode: str
+    shown: Callable[..., Any], mode: str
 ) -> None:
-    page = read(play(toy(), {0: chain()}), mode=mode)
+    page = shown(play(toy(), {0: chain()}), mode=mode)
     for _ in range(2):
         page.get_by_role("button", name="next event").click()
     drawn(page)
@@ -163,3 +152,20 @@ def test_a_static_timeline_is_no_darker_than_its_page(watch: Open, tmp_path: Pat
     dark = theme.count("dark") or (not theme and mode == "dark")
     assert ("0.64" if dark else "0.36") in alphas
     assert ("0.36" if dark else "0.64") not in alphas
+
+
+def test_what_a_pane_scrolls_on_a_screen_is_whole_on_paper(shown: Callable[..., Any]) -> None:
+    code = "\n".join([*CODE.splitlines(), *(f"value_{line} = {line}" for line in range(60))])
+    ledger = Ledger.build([W], [*ROWS, {**ROWS[1], "line": 30}, {**ROWS[1], "line": 60}], sources={"a.py": code})
+    page = shown(play(ledger, {0: chain(), 1: chain()}), width=700)
+    windows = page.locator(".av-win")
+    assert windows.evaluate_all(_CUT) != []
+    page.emulate_media(media="print")
+    assert windows.evaluate_all(_CUT) == []
+    boxes = page.locator(".av-pane").evaluate_all(
+        "panes => panes.map(pane => [getComputedStyle(pane).breakInside, pane.getBoundingClientRect().y,"
+        " pane.getBoundingClientRect().bottom])"
+    )
+    assert {inside for inside, _, _ in boxes} == {"avoid"}
+    tops = sorted(boxes, key=lambda box: box[1])
+    assert all(upper[2] <= lower[1] + 1 for upper, lower in itertools.pairwise(tops))
