@@ -12,7 +12,7 @@ from torch.autograd.function import BackwardCFunction
 
 from accumviz.graph.graph import in_order
 from accumviz.recorder import memory
-from accumviz.recorder.transfer import PLAIN, Quietly, readable
+from accumviz.recorder.transfer import PLAIN, quietly, readable
 
 ELEMENTS_LIMIT = 64
 
@@ -39,7 +39,7 @@ def numbers(tensor: Any) -> Any:
     """Turn a tiny real tensor into nested lists of floats; return None when it is neither or cannot be read."""
     if not _is_tiny(tensor) or tensor.dtype.is_complex:
         return None
-    with Quietly():
+    with quietly():
         dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
         return dense.to("cpu", torch.float64).tolist()
 
@@ -115,7 +115,7 @@ def _run_again(fn: Any, tensors: Mapping[Any, torch.Tensor]) -> torch.Tensor | N
             is_tensor = isinstance(operand, torch.Tensor)
             if operand is None or (is_tensor and not _is_tiny(operand)):
                 return None
-        with Quietly():
+        with quietly():
             return function(*operands)
     except RuntimeError:  # changed in place since
         return None
@@ -143,7 +143,7 @@ def gradients(
     for fn in order:
         came[fn] = [None] * len(fn._input_metadata)
     try:
-        with Quietly(), warnings.catch_warnings():
+        with quietly(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for root in roots:
                 _add(came[root.grad_fn], root.output_nr, torch.ones_like(root))

@@ -36,22 +36,19 @@ from accumviz.ledger.events import (
 from accumviz.ledger.ledger import Ledger
 from accumviz.recorder.callsite import CallSite, Sources
 from accumviz.recorder.memory import Allocated
-from accumviz.recorder.transfer import Wire, numbers
+from accumviz.recorder.transfer import elements, wire
 
 # A block has at most so many events, and so many numbers of parameters.
 _EVENTS, _NUMBERS = 256, 200_000
 # A file has each event after so many seconds.
 _SECONDS = 0.5
-# From so many bytes in memory on, a note says that a file would take them.
-MUCH = 1 << 30
-_MUCH_NOTE = (
-    "this recording holds more than %d MiB in memory; with path= it goes to a file"
-)
 # What a disk says that takes no more.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _NAN = float("nan")
 # What becomes of numbers once they are known.
 Put = Callable[[list[float]], None]
+# What is known of the parameters, and of the recording itself.
+About = tuple[list[Parameter], dict[str, Any]]
 
 
 class Row:
@@ -70,7 +67,6 @@ class Row:
     contributed: Sequence[int] = ()
     alike: Sequence[int] = ()
     unmeasured: Sequence[int] = ()
-    sent = 0
     done = False
 
     def __init__(
@@ -90,8 +86,8 @@ class Row:
         self.details = details
         # What was read ("contribution", "grad" or "weight"), of which leaves, and the numbers.
         self.given: list[tuple[str, tuple[int, ...], list[float]]] = []
-        self.late: list[tuple[Put, list[torch.Tensor]]] = []
-        self.host: list[tuple[Put, torch.Tensor]] = []
+        # What a device sends: what becomes of it, where it arrives, and the mark that is passed then.
+        self.coming: list[tuple[Put, torch.Tensor, Any]] = []
 
     def give(self, what: str, leaves: Iterable[int], values: list[float]) -> None:
         """Give it numbers of leaves: the norm of each, or (`~leaf`) all its elements."""
@@ -108,36 +104,31 @@ class Row:
         self._take(tensors, lambda values: self.give(what, leaves, values))
 
     def _take(self, tensors: list[torch.Tensor], put: Put) -> None:
-        """Read tensors as they are now; from a device, with the next `send`."""
-        flat = [_flat(tensor) for tensor in tensors]
-        if flat[0].is_cpu:
+        """Read tensors as they are now, without waiting for a device."""
+        if tensors[0].is_cpu:
             values: list[float] = []
-            for tensor in flat:
-                values += tensor.reshape(-1).tolist()
+            for tensor in tensors:
+                values += elements(tensor)
             put(values)
         else:
-            self.late.append((put, flat))
+            self.coming.append((put, *wire.send(tensors)))
 
-    def send(self, wire: Wire) -> None:
-        """Send what was taken from devices, before anybody changes it."""
-        if not self.late:
-            return
-        puts, tensors = zip(*self.late, strict=True)
-        arriving = wire.send(list(tensors))
-        self.host += zip(puts, arriving, strict=True)
-        self.late = []
-        self.sent = wire.sent
+    def is_whole(self, *, wait: bool) -> bool:
+        """Return whether all numbers are there; with `wait`, once they are."""
+        for _, _, mark in self.coming:
+            if mark is None:
+                continue
+            if wait:
+                mark.synchronize()
+            elif not mark.query():
+                return False
+        return True
 
     def arrive(self) -> None:
         """Take what a device has sent, once it is there."""
-        for put, host in self.host:
-            put(numbers(host).tolist())
-        self.host = []
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    strided = tensor if tensor.layout is torch.strided else tensor.to_dense()
-    return strided if strided.dim() < 2 else strided.reshape(-1)
+        for put, host, _ in self.coming:
+            put(host.tolist())
+        self.coming = []
 
 
 class Sync(NamedTuple):
@@ -157,10 +148,10 @@ class Backward(Row):
     """A backward that is running: what it started from, and what has reached which leaf so far.
 
     `had` are the PRESENT bits when it began, `state` is what it has brought to each leaf (`gradients.State`), `reached`
-    the leaves in the order in which it came. What is `held` is there in its version; what `arrived` and was not held
-    had this place and version. A contribution has been read (`settled`) before the event of that number, and `same` are
-    the leaves whose `.grad` is what was contributed. `coming` and `added` are what came, and what `.grad` became,
-    before hooks of the user's saw it; `by_hook` are the leaves for which these have changed it.
+    the leaves in the order in which it came. What is `held` is there in its version, made on this stream; what
+    `arrived` and was not held had this place and version. A contribution has been read (`settled`) before the event of
+    that number, and `same` are the leaves whose `.grad` is what was contributed. `hooked` and `added` are what came,
+    and what `.grad` became, before hooks of the user's saw it; `by_hook` are the leaves for which these changed it.
     """
 
     keeps = False
@@ -180,14 +171,13 @@ class Backward(Row):
         self.thread = thread
         self.state = bytearray(len(had))
         self.reached: list[int] = []
-        self.held: dict[int, tuple[torch.Tensor, int]] = {}
+        self.held: dict[int, tuple[torch.Tensor, int, int]] = {}
         self.arrived: dict[int, tuple[int, int] | None] = {}
         self.settled: dict[int, int] = {}
         self.same: list[int] = []
-        self.coming: dict[int, tuple[torch.Tensor, int]] = {}
+        self.hooked: dict[int, tuple[torch.Tensor, int]] = {}
         self.added: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self.by_hook: set[int] = set()
-        self.streams: set[int] = set()  # on which contributions came
 
 
 # --- from rows to a block --------------------------------------------------------------------
@@ -238,17 +228,11 @@ class Layout:
             np.copyto(table[:, leaf], norms, where=is_known)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def block_of(
     rows: list[Row], layout: Layout, before: np.ndarray
 ) -> tuple[Block, np.ndarray]:
     """Return rows as a block, and what `.grad` is after the last one, where it was `before` the first."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return _block_of(rows, layout, before)
-
-
-def _block_of(
-    rows: list[Row], layout: Layout, before: np.ndarray
-) -> tuple[Block, np.ndarray]:
     count = layout.count
     owners = layout.owners
     tables, read, weighed = _filled(rows, layout)
@@ -378,28 +362,25 @@ class Columns:
 
     A row is `pending` until it is done, its numbers have arrived and those before it are away; it
     then becomes a row of a block. Blocks are written to the file, or kept. `about` says what is known of the
-    parameters and of the recording. `lost` is why there is no file any more.
+    parameters and of the recording. `lost` is why the file takes no more.
     """
 
     def __init__(
         self,
         sizes: list[int],
         small: Iterable[int],
-        wire: Wire,
         allocated: Allocated,
-        about: Callable[[], tuple[list[Parameter], dict[str, Any]]],
+        about: Callable[[], About],
         *,
         path: str | Path | None = None,
         overwrite: bool = False,
         sources: bool = False,
     ) -> None:
-        self._wire = wire
         self._allocated = allocated
         self._about = about
         self.start = time.perf_counter()
         self.pending: list[Row] = []
         self.lost = ""
-        self._sizes = sizes
         self._layout = Layout(sizes, small)
         self._grad = np.full((1, len(self._layout.owners)), np.nan)
         most = _NUMBERS // max(len(sizes), 1)
@@ -409,15 +390,17 @@ class Columns:
         self._due = 0.0
         self._away = 0  # rows that are in blocks
         self._blocks: list[Block] = []
-        self._bytes = 0
         self._writer: Writer | None = None
         if path is not None:
             self._writer = Writer(path, overwrite=overwrite)
-        self._written: Writer | None = None  # the file, when it takes no more
+        self._writes = path is not None
         self._flusher: threading.Timer | None = None
         self._sources = Sources(sources)
         self._graphs: dict[int, Graph] = {}
-        self._said: Any = None
+        # What is said of the recording where it fails before anything is known of it.
+        parameters = [Parameter(f"parameter {n}", (s,)) for n, s in enumerate(sizes)]
+        self._described: About = parameters, {"stopped": "it did not begin"}
+        self._written: About | None = None
         self._end: dict[str, Any] = {}
         self._given_up = False
         self._lock = threading.RLock()
@@ -451,18 +434,16 @@ class Columns:
             with self._lock:
                 self._sources.meet(row.site)
         row.done = True
-        to_file = self._writer is not None
-        is_due = to_file and time.monotonic() > self._due
+        is_due = self._writes and time.monotonic() > self._due
         if is_due or len(self.pending) >= self._enough:
             self.settle()
-        if to_file and self._flusher is None:
+        if self._writes and self._flusher is None:
             self._flush_later()
 
     def settle(self, *, wait: bool = False) -> None:
         """Put away the rows that are done and whose numbers have arrived; with `wait`, all that are done."""
         with self._lock:
-            arrived = self._wire.wait() if wait else self._wire.arrived()
-            self._put_away(arrived)
+            self._put_away(lambda row: row.is_whole(wait=wait))
             self._enough = len(self.pending) + self._bulk
             self._due = time.monotonic() + _SECONDS
 
@@ -471,7 +452,7 @@ class Columns:
         with self._lock:
             self._flusher = None
             if not self._given_up:
-                self._put_away(0)
+                self._put_away(lambda row: not row.coming)
 
     def _flush_later(self) -> None:
         """Write by time also when no event comes: a loop that pauses loses no more than one that runs."""
@@ -482,12 +463,16 @@ class Columns:
             flusher.start()
             self._flusher = flusher
 
-    def _put_away(self, arrived: int) -> None:
-        """Make blocks of the rows that are done, of which a device has sent all numbers up to `arrived`."""
-        while rows := self._ready(arrived):
+    def _put_away(self, is_whole: Callable[[Row], bool]) -> None:
+        """Make blocks of the rows that are done, up to the first of which a number is missing."""
+        while True:
+            first = self.pending[: self._bulk]
+            ready = itertools.takewhile(lambda row: row.done and is_whole(row), first)
+            rows = list(ready)
+            if not rows:
+                return
             for place, row in enumerate(rows, self._away):
-                if row.host:
-                    row.arrive()
+                row.arrive()
                 if isinstance(row, Backward) and row.graph is not None:
                     self._graphs[place] = row.graph
             block, grad = block_of(rows, self._layout, self._grad)
@@ -496,23 +481,15 @@ class Columns:
             del self.pending[: len(rows)]  # another thread may have added some
             self._away += len(rows)
 
-    def _ready(self, arrived: int) -> list[Row]:
-        rows = []
-        for row in self.pending[: self._bulk]:
-            if not row.done or row.sent > arrived:
-                break
-            rows.append(row)
-        return rows
-
     def expect(self, running: Backward) -> None:
         """Count what a backward had yet to bring as there already in the rows that happened while it ran.
 
         Its own row stands before them with all it brought: a `.grad` may not be gone in between.
         """
+        if self.pending[-1] is running:
+            return
         with self._lock:
             inner = self.pending[self.pending.index(running) + 1 :]
-        if not inner:
-            return
         last = len(self)
         settled = {leaf: running.settled.get(leaf, last) for leaf in running.reached}
         early = [leaf for leaf, at in settled.items() if at < last]
@@ -537,73 +514,55 @@ class Columns:
                 raise
             self._lose(error)
         except Exception:
-            writer, self._writer = self._writer, None
+            writer, self._writer, self._writes = self._writer, None, False
             writer.discard()
             raise
 
     def _news(self) -> dict[str, Any]:
         """Return what the file does not say yet beside its events: lines of code, and what has changed."""
         news: dict[str, Any] = {"sources": self._sources.news()}
-        about = self._described()
-        if about != self._said:
-            self._said = about
-            parameters, meta = about
-            kept = self._layout.elements
-            news |= ledgerfile.described(parameters, kept, meta)
+        parameters, meta = self._describe()
+        if self._written != self._described:
+            self._written = self._described
+            news |= ledgerfile.described(parameters, self._layout.elements, meta)
         return news
 
     def _write_news(self) -> None:
         """Write what has changed beside the events, where no event will say so."""
-        writer = self._writer
-        if writer is None or not (writer.is_ours and writer.can_be_read):
-            return
-        if self._described() == self._said:
-            return
-        try:
-            writer.append(self._news())
-        except OSError as error:
-            self._lose(error)
+        if self._describe() != self._written:
+            self._append({})
 
-    def _described(self) -> tuple[list[Parameter], dict[str, Any]]:
-        """Return the parameters and what is said of the recording, also when that cannot be known any more."""
-        meta: dict[str, Any] = {"stopped": "it did not begin"}
+    def _describe(self) -> About:
+        """Return the parameters and what is said of the recording; once it has failed, as they were last."""
         try:
-            parameters, meta = self._about()
-            if len(parameters) == len(self._sizes):
-                return parameters, meta
+            self._described = self._about()
         except Exception:
             if not self._given_up:
                 raise
-        if self._said is not None:
-            return self._said[0], meta
-        # It failed while the parameters were let go, or before anything was known of them.
-        parameters = []
-        for number, size in enumerate(self._sizes):
-            parameters.append(Parameter(f"parameter {number}", (size,)))
-        return parameters, meta
+        return self._described
+
+    def _append(self, header: dict[str, Any], *arrays: dict[str, np.ndarray]) -> bool:
+        """Write this to the file, with the news; return whether that has been done."""
+        writer = self._writer
+        if writer is None or not (self._writes and writer.is_ours):
+            return False
+        if not writer.can_be_read:  # it was not begun
+            return False
+        try:
+            writer.append(header | self._news(), *arrays)
+        except OSError as error:
+            self._lose(error)
+        return self._writes
 
     def _keep(self, block: Block) -> None:
         """Write a block, or hold it in memory."""
-        if self._writer is not None and self._writer.is_ours:
-            header, arrays = ledgerfile.packed(block)
-            try:
-                self._writer.append(header | self._news(), arrays)
-                return
-            except OSError as error:
-                self._lose(error)
-        self._blocks.append(block)
-        self._bytes += sum(array.nbytes for array in block.arrays)
+        if not (self._writes and self._append(*ledgerfile.packed(block))):
+            self._blocks.append(block)
 
     def _lose(self, error: OSError) -> None:
         """Hold in memory what comes, since the disk takes no more; what the file has is read from there."""
-        self.stop_writing()
+        self._writes = False
         self.lost = f"{type(error).__name__}: {error}"
-
-    def stop_writing(self) -> None:
-        """Write no more to the file; what it has is still read from there."""
-        writer, self._writer = self._writer, None
-        if writer is not None and writer.can_be_read:
-            self._written = writer
 
     def close(self, **end: Any) -> None:
         """Write what there is; `end` is what the file says last."""
@@ -618,13 +577,12 @@ class Columns:
                 self._flusher.cancel()
                 self._flusher = None
             self._write_news()
-            writer = self._writer
-            if writer is not None and writer.is_ours:
+            if self._writer is not None and self._writes:
                 try:
-                    writer.close(**end)
+                    self._writer.close(**end)
                 except OSError as error:
                     self._lose(error)
-                self.stop_writing()
+                self._writes = False
 
     def give_up(self) -> None:
         """Keep what is whole, drop what is not, after something of ours has failed: it may do so again."""
@@ -640,8 +598,8 @@ class Columns:
         if self.lost:
             return False
         try:
-            if self._written is not None:
-                self._written.read()
+            if self._writer is not None:
+                self._writer.read()
         except LedgerFileError:
             return False
         return True
@@ -657,22 +615,17 @@ class Columns:
         with self._lock:
             self.settle(wait=True)
             self._write_news()
-            parameters, meta = self._described()
-            meta = {**meta, **self._end}
-            if self._bytes > MUCH:
-                note = _MUCH_NOTE % (MUCH >> 20)
-                meta["notes"] = [*meta.get("notes", ()), note]
-            about = self._away, parameters, meta
+            parameters, meta = self._describe()
+            about = self._away, parameters, meta | self._end
             if self._ledger is None or self._ledger[0] != about:
-                self._ledger = about, self._joined(parameters, meta)
+                self._ledger = about, self._joined(parameters, meta | self._end)
             return self._ledger[1]
 
     def _joined(self, parameters: list[Parameter], meta: dict[str, Any]) -> Ledger:
         layout = self._layout
         parts: list[Block] = []
-        writer = self._writer or self._written
-        if writer is not None and writer.can_be_read:
-            parts += valid(writer.read(), _blocks)
+        if self._writer is not None and self._writer.can_be_read:
+            parts += valid(self._writer.read(), _blocks)
         parts += self._blocks
         if not parts:
             elements = len(layout.owners) - layout.count

@@ -528,7 +528,7 @@ class Collectives:
         running = self._leaves.running_here() if inside else None
         if running is not None:
             # A collective counts no version: what a hook of the user's makes of a gradient with it is not known.
-            running.by_hook.update(running.coming)
+            running.by_hook.update(running.hooked)
             # Once it is over, `.grad` is no longer what this backward made of it.
             self._leaves.settle(running)
         size = sum(tensor.numel() * tensor.element_size() for tensor in whole)
@@ -679,7 +679,6 @@ class Collectives:
             row.changed = leaves
             # The library writes later, and without a new version.
             self._leaves.update(leaves)
-            self._leaves.stop_watching(leaves)
             self._leaves.leave_unread(row, leaves)
             self._over(row)
 

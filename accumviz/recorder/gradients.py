@@ -28,9 +28,9 @@ from accumviz.recorder.columns import Backward, Row
 from accumviz.recorder.distributed import local
 from accumviz.recorder.targets import Named
 from accumviz.recorder.transfer import (
-    Wire,
     device_norms,
-    host_norms,
+    elements,
+    host_norm,
     keep_for_stream,
     readable,
     unseen,
@@ -41,8 +41,6 @@ _EXACT_TOTAL = 1024
 # So many bytes of contributions are held before they are read: on the CPU what fits into a cache, on a device what
 # is worth a call.
 BULK, BULK_ON_DEVICE = 1 << 20, 16 << 20
-# What FSDP takes away after the hook is held only if it is so small.
-_SMALL = 16 << 10
 _STRIDED, _TENSOR = torch.strided, torch.Tensor
 _current_task = torch._C._current_graph_task_id
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -63,20 +61,21 @@ class State(IntEnum):
 
 
 NEW, ARRIVED, HELD, READ, UNKNOWN = State
+# A leaf, and its elements or its norm.
+Sample = tuple[int, list[float]]
 
 
 class Gradients:
     """The recorded leaves by index: hooked, watched for changes of `.grad`, and reduced to numbers.
 
     `small` are the leaves whose elements are kept one by one; `present` holds the PRESENT bit of each, one byte a
-    leaf. `taken` are leaves whose `.grad` a library changes or takes away while a backward runs. `changeable` are those
-    with hooks of the user's before autograd adds, `rewritable` those with hooks after it. `keeping`: what comes to
-    these is held, since their `.grad` may not be what came. `events` counts the events.
+    leaf. `taken` are leaves whose `.grad` a library changes or takes away while a backward runs: what comes to them is
+    held. `changeable` are those with hooks of the user's before autograd adds, `rewritable` those with hooks after it,
+    whose `.grad` may not be what came. `events` counts the events.
     """
 
     def __init__(self, named: Named, exact: int) -> None:
         self.named, self.tensors = named, named.tensors
-        self.wire = Wire()
         self.events: Callable[[], int] = int
         self.running: Backward | None = None
         self.taken: set[int] = set()
@@ -85,7 +84,6 @@ class Gradients:
         # The thread that is followed, once a backward of it has reached a leaf; how many others call backward now, and
         # whether they have reached a leaf.
         self.thread: int | None = None
-        self._is_reached = False
         self.others, self.disturbed = 0, False
         self.lock = threading.RLock()
         self.present = bytearray(len(self.tensors))
@@ -96,16 +94,14 @@ class Gradients:
         self._index = named.index
         self.changeable: set[int] = set()
         self.rewritable: set[int] = set()
-        self.keeping: set[int] = set()
-        # Of each leaf that is hooked, our hooks' handles; and the ids of all its hooks, ours and the user's.
+        # Of each leaf that is hooked, our hooks' handles.
         self._handles: dict[int, list[Any]] = {}
-        self._hooks: dict[int, tuple[int, ...]] = {}
         # Of each leaf itself, the `.grad` that it had when it was last looked at, and in which version.
         self._seen: list[tuple[Any, ref[Any] | None, int]]
         self._seen = [(tensor, None, 0) for tensor in self.tensors]
-        # What was last read of each `.grad` in host memory: it differs after a change through `.data`, which counts no
-        # version. Where libraries make such changes, too, nothing is made of them.
-        self._last: dict[int, list[float]] = {}
+        # A leaf whose `.grad` is in host memory, and what was read of it last: it differs after a change through
+        # `.data`, which counts no version. Where libraries make such changes, too, nothing is made of them.
+        self._last: Sample | None = None
         self.watches = True
 
     def _small(self, exact: int) -> Iterable[int]:
@@ -124,21 +120,17 @@ class Gradients:
 
     def hook(self) -> None:
         """Put our hook on every leaf that needs one: last, and one before those of the user's."""
-        handles = self._handles
         for i, tensor in enumerate(self.tensors):
             hooks = tensor._backward_hooks
-            alone = hooks and len(hooks) == 1 and i in handles
+            alone = hooks and len(hooks) == 1 and i in self._handles
             if alone and not tensor._post_accumulate_grad_hooks:
                 continue
             if tensor.requires_grad:
                 self._surround(i)
-        self.keeping = self.taken | self.rewritable
 
     def _surround(self, i: int) -> None:
-        """Put our hooks around those that a leaf has now, unless they are there already."""
+        """Put our hooks around those that a leaf has now."""
         tensor: Any = self.tensors[i]
-        if self._hooks.get(i) == _ids(tensor):
-            return
         for handle in self._handles.pop(i, ()):
             handle.remove()
         # The tensor holds its hooks: one that held the recording would keep both alive for ever.
@@ -149,25 +141,17 @@ class Gradients:
         self.rewritable.discard(i)
         if _has_users(tensor._backward_hooks):
             self.changeable.add(i)
-            handles.append(leaf.register_hook(_ours(patches.guarded(_comes), here, i)))
-            _put_first(leaf._backward_hooks, handles[-1].id)
+            handles.append(leaf.register_hook(_ours(_comes, here, i)))
+            _put_first(leaf._backward_hooks)
         size = self.sizes[i] * tensor.element_size()
         handles.append(tensor.register_hook(_ours(_arrives, here, i, size)))
         if _has_users(tensor._post_accumulate_grad_hooks):
             self.rewritable.add(i)
-            hook = _ours(patches.guarded(_is_added), here, i)
+            hook = _ours(_is_added, here, i)
             handles.append(leaf.register_post_accumulate_grad_hook(hook))
-            _put_first(leaf._post_accumulate_grad_hooks, handles[-1].id)
-        self._hooks[i] = _ids(tensor)
+            _put_first(leaf._post_accumulate_grad_hooks)
 
-    def lose(self, i: int) -> None:
-        """Take note that another thread's backward has reached a leaf."""
-        if self.others:
-            self.disturbed = True
-            if self.running is not None:
-                self.running.state[i] = UNKNOWN
-
-    def compare(self, running: Backward) -> None:
+    def _note_hooks(self, running: Backward) -> None:
         """Take note of each `.grad` that is not what autograd made of it: hooks of the user's have changed it."""
         for i, (before, version) in running.added.items():
             grad = self.tensors[i].grad
@@ -175,23 +159,12 @@ class Gradients:
                 running.by_hook.add(i)
         running.added = {}
 
-    def make_room(self, running: Backward, i: int, grad: torch.Tensor) -> None:
-        """Read what is held; where some was made on a stream that this one does not wait for, only what is taken."""
-        if i in self.taken and running.waiting <= _SMALL:
-            return
-        if not grad.is_cuda or running.streams == {_stream(grad)}:
-            self.read_held(running)
-        elif i in self.taken:
-            del running.held[i]
-            running.state[i] = READ
-            self.read(running, "contribution", [i], [grad])
-
     # --- a backward ----------------------------------------------------------------------------
 
     def is_ours(self) -> bool:
         """Return whether the caller is on the thread that is followed, or inside a backward that it called."""
-        if self.thread is None or get_ident() == self.thread:
-            return True
+        if self.running is None:
+            return self.thread in (None, get_ident())
         return self.running_here() is not None
 
     def running_here(self) -> Backward | None:
@@ -201,20 +174,24 @@ class Gradients:
             return running
         return None if self.others or _current_task() == -1 else running
 
-    def read_held(self, running: Backward) -> None:
-        """Read the contributions that are held, and let go of them."""
-        held, running.held, running.waiting = running.held, {}, 0
+    def read_held(self, running: Backward, stream: int | None = None) -> None:
+        """Read the contributions that are held, or only those made on this stream, and let go of them."""
         leaves, grads = list[int](), list[torch.Tensor]()
-        for i, (grad, version) in held.items():
+        rest: dict[int, tuple[torch.Tensor, int, int]] = {}
+        for i, held in running.held.items():
+            grad, version, made_on = held
+            if stream not in (None, made_on):
+                rest[i] = held
             # An operation of the user's may have written into it again.
-            same = grad._version == version and running.state[i] == HELD
-            running.state[i] = READ if same else UNKNOWN
-            if same:
+            elif grad._version == version and running.state[i] == HELD:
+                running.state[i] = READ
                 leaves.append(i)
                 grads.append(grad)
+            else:
+                running.state[i] = UNKNOWN
+        running.held, running.waiting = rest, 0
         self.read(running, "contribution", leaves, grads)
-        if running.streams:
-            keep_for_stream([grad for grad, _ in held.values()])
+        keep_for_stream(grads)
 
     def _read_arrived(self, running: Backward) -> None:
         """Read the contributions that are what `.grad` is."""
@@ -234,12 +211,12 @@ class Gradients:
             grads.append(grad)
         running.arrived = {}
         running.same += leaves
-        self._last |= self.read(running, "contribution", leaves, grads)
+        self._last = self.read(running, "contribution", leaves, grads) or self._last
 
     def settle(self, running: Backward) -> None:
         """Read what has reached leaves so far, and their `.grad`, while it is there to be read."""
         with self.lock:
-            self.compare(running)
+            self._note_hooks(running)
             fresh = [i for i in running.reached if i not in running.settled]
             running.settled |= dict.fromkeys(fresh, self.events())
             held = [i for i in fresh if running.state[i] in (HELD, READ)]
@@ -265,18 +242,10 @@ class Gradients:
     def finish(self, running: Backward) -> None:
         """Give a backward that is over its numbers, and say which leaves it has reached and changed."""
         self.running = None
-        self._is_reached = self._is_reached or bool(running.reached)
-        if not self._is_reached:
-            self.thread = None  # this one's may train what another recording has
-        changed = self.update()
-        if running.synced:
-            changed = [i for i in changed if i not in running.synced]
-        if running.added:
-            self.compare(running)
-        if running.held:
-            self.read_held(running)
-        if running.arrived:
-            self._read_arrived(running)
+        self._note_hooks(running)
+        changed = [i for i in self.update() if i not in running.synced]
+        self.read_held(running)
+        self._read_arrived(running)
         reached = running.reached
         running.contributed, running.alike = reached, running.same
         running.changed = list(dict.fromkeys([*reached, *changed]))
@@ -326,40 +295,34 @@ class Gradients:
                     continue
                 seen[i], present[i] = (tensor, ref(inner), count), PRESENT
             changed.append(i)
-            self._last.pop(i, None)
+        if changed:
+            self._last = None
         return changed
-
-    def stop_watching(self, indices: Iterable[int]) -> None:
-        """Expect that these leaves' `.grad` changes without a new version."""
-        for i in indices:
-            self._last.pop(i, None)
 
     def look(self) -> list[int]:
         """Return the leaves whose `.grad` has changed since the last look, be it without a new version."""
         changed = self.update()
-        if changed or not self._last or not self.watches:
+        if changed or self._last is None or not self.watches:
             return changed
-        # Who changes one through `.data` changes all.
-        if not self.differs(next(reversed(self._last))):
+        i, before = self._last
+        grad = self.tensors[i].grad
+        if grad is None or not readable(grad):
             return []
-        self._last.clear()
+        after = unseen(self._numbers, i, grad)
+        pairs = zip(before, after, strict=False)
+        if not any(a != b and not math.isnan(b) for a, b in pairs):
+            return []
+        # A change through `.data` is one of all.
+        self._last = None
         return [i for i in range(len(self)) if self.present[i]]
 
-    def differs(self, i: int) -> bool:
-        """Return whether a leaf's `.grad` is in host memory, and not what was last read of it."""
-        before, grad = self._last.get(i), self.tensors[i].grad
-        if before is None or grad is None or not readable(grad):
-            return False
-        after = unseen(self._host_numbers, i, grad)
-        pairs = zip(before, after, strict=False)
-        return any(a != b and not math.isnan(b) for a, b in pairs)
+    def _is_whole(self, i: int, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor of this leaf is read element by element."""
+        return i in self.small and tensor.numel() == self.sizes[i]
 
-    def _host_numbers(self, i: int, tensor: torch.Tensor) -> list[float]:
+    def _numbers(self, i: int, tensor: torch.Tensor) -> list[float]:
         """Return the elements of a small leaf's tensor in host memory, of another's the norm."""
-        if i not in self.small or tensor.numel() != self.sizes[i]:
-            return host_norms([tensor])
-        dense = tensor if tensor.layout is _STRIDED else tensor.to_dense()
-        return dense.reshape(-1).tolist()
+        return elements(tensor) if self._is_whole(i, tensor) else [host_norm(tensor)]
 
     def read_grads(self, row: Row, indices: Iterable[int]) -> None:
         """Give a row the `.grad` of these leaves: elements of small tensors, norms of large ones."""
@@ -369,58 +332,46 @@ class Gradients:
             if grad is not None:
                 leaves.append(i)
                 grads.append(grad)
-        self._last |= self.read(row, "grad", leaves, grads)
+        self._last = self.read(row, "grad", leaves, grads) or self._last
 
     def read(
         self, row: Row, what: str, leaves: list[int], tensors: list[torch.Tensor]
-    ) -> dict[int, list[float]]:
-        """Give a row what is in these tensors of leaves; return what of it was in host memory.
+    ) -> Sample | None:
+        """Give a row what is in these tensors of leaves; return what of the last one in host memory.
 
         Modes of the user's do not see it.
         """
-        if not leaves:
-            return {}
-        numbers: dict[int, list[float]] = {}
-        unseen(self._read, row, what, leaves, tensors, numbers)
-        if row.late:
-            row.send(self.wire)
-        return numbers
+        sample: Sample | None = None
+        if leaves:
+            sample = unseen(self._read, row, what, leaves, tensors)
+        return sample
 
     def _read(
-        self,
-        row: Row,
-        what: str,
-        leaves: list[int],
-        tensors: list[torch.Tensor],
-        numbers: dict[int, list[float]],
-    ) -> None:
+        self, row: Row, what: str, leaves: list[int], tensors: list[torch.Tensor]
+    ) -> Sample | None:
         if not readable(*tensors):
             leaves, tensors = self._readable_ones(row, what, leaves, tensors)
         places, values = list[int](), list[float]()
-        large, on_device = list[int](), list[int]()
-        tensor_of = dict(zip(leaves, tensors, strict=True))
-        for i, tensor in tensor_of.items():
-            if i not in self.small or tensor.numel() != self.sizes[i]:
-                (large if tensor.is_cpu else on_device).append(i)
-            elif tensor.is_cpu:
-                dense = tensor if tensor.layout is _STRIDED else tensor.to_dense()
-                numbers[i] = dense.reshape(-1).tolist()
-                places.append(~i)
-                values += numbers[i]
+        sample: Sample | None = None
+        on_device: dict[Any, tuple[list[int], list[torch.Tensor]]] = {}
+        for i, tensor in zip(leaves, tensors, strict=True):
+            whole = self._is_whole(i, tensor)
+            place = ~i if whole else i
+            if tensor.is_cpu:
+                sample = i, elements(tensor) if whole else [host_norm(tensor)]
+                places.append(place)
+                values += sample[1]
             else:
-                row.take_leaves(what, [~i], [tensor.detach()])
-        if large:
-            norms = host_norms([tensor_of[i] for i in large])
-            for i, norm in zip(large, norms, strict=True):
-                numbers[i] = [norm]
-            places += large
-            values += norms
+                kind = whole, tensor.device, tensor.dtype
+                alike = on_device.setdefault(kind, ([], []))
+                alike[0].append(place)
+                alike[1].append(tensor)
         if places:
             row.give(what, places, values)
-        if on_device:
-            members = [tensor_of[i] for i in on_device]
-            for reduced_leaves, reduced in device_norms(on_device, members):
-                row.take_leaves(what, reduced_leaves, reduced)
+        for (whole, *_), (places, members) in on_device.items():
+            parts = members if whole else device_norms(members)
+            row.take_leaves(what, places, parts)
+        return sample
 
     def _readable_ones(
         self, row: Row, what: str, leaves: list[int], tensors: list[torch.Tensor]
@@ -438,7 +389,8 @@ class Gradients:
     def leave_unread(
         self, row: Row, indices: Iterable[int], what: str = "grad"
     ) -> None:
-        """Say in a row that these leaves' numbers are not known."""
+        """Say in a row that these leaves' numbers are not known, and expect changes without a new version."""
+        self._last = None
         for i in indices:
             row.give(what, [i], [math.nan])
 
@@ -483,15 +435,9 @@ class Gradients:
         """Take this tensor for that leaf: a module whose weights FSDP has put together has it as a parameter."""
         self._index.setdefault(id(tensor), i)
 
-    def let_go(self, tensors: Iterable[Any]) -> list[int]:
-        """Hold no weak reference to these; return the leaves whose `.grad` they are."""
-        ids = {id(tensor) for tensor in tensors}
-        leaves = []
-        for i, (tensor, last, _) in enumerate(self._seen):
-            if last is not None and id(last()) in ids:
-                self._seen[i] = (tensor, None, 0)
-                leaves.append(i)
-        return leaves
+    def unwatch(self) -> None:
+        """Hold no weak reference to any `.grad`, until the next update."""
+        self._seen = [(tensor, None, 0) for tensor in self.tensors]
 
     def close(self) -> None:
         """Take our hooks away."""
@@ -540,12 +486,27 @@ class Gradients:
 Here = ref[Gradients]
 
 
+@patches.guarded
 def _comes(here: Here, i: int, grad: torch.Tensor | None) -> None:
     """Note what comes to a leaf before the user's hooks see it."""
     gradients = here()
     running = None if gradients is None else gradients.running
     if running is not None and grad is not None:
-        running.coming[i] = grad, grad._version
+        running.hooked[i] = grad, grad._version
+
+
+@patches.guarded
+def _is_added(here: Here, i: int, leaf: torch.Tensor) -> None:
+    """Note what autograd has made of a `.grad`, before the user's hooks see it."""
+    gradients = here()
+    if gradients is None or gradients.running is None or i in gradients.taken:
+        return
+    running = gradients.running
+    if leaf.grad is None:
+        return
+    if i in running.added:
+        running.by_hook.add(i)  # a part, perhaps of what was changed
+    running.added[i] = ref(leaf.grad), leaf.grad._version
 
 
 def _arrives(here: Here, i: int, size: int, grad: torch.Tensor | None) -> None:
@@ -556,31 +517,47 @@ def _arrives(here: Here, i: int, size: int, grad: torch.Tensor | None) -> None:
         return
     running = gradients.running
     try:
-        if running is None or (gradients.others and thread != running.thread):
-            gradients.lose(i)
-            return
-        with gradients.lock:
-            if i in gradients.changeable:
-                _see_hooks(running, i, grad)
-            if grad.is_cuda:
-                running.streams.add(_stream(grad))
-            if running.state[i] != NEW:
-                _comes_again(running, i)
-                return
-            running.reached.append(i)
-            if running.had[i] or i in gradients.keeping:
-                running.state[i] = HELD
-                # The reference keeps it another tensor than `.grad`.
-                running.held[i] = grad, grad._version
-                running.waiting += size
-                if running.waiting > gradients.bulk or i in gradients.taken:
-                    gradients.make_room(running, i, grad)
-            else:
-                running.state[i] = ARRIVED
-                running.arrived[i] = _mark(grad)
+        if gradients.others and (running is None or thread != running.thread):
+            gradients.disturbed = True
+            if running is not None:
+                running.state[i] = UNKNOWN
+        elif running is not None:
+            gradients.thread = running.thread
+            with gradients.lock:
+                _note(gradients, running, i, size, grad)
     except Exception as failure:
         # A hook that raises would end the user's backward.
         patches.failures.append(failure)
+
+
+def _note(
+    gradients: Gradients, running: Backward, i: int, size: int, grad: torch.Tensor
+) -> None:
+    """Hold what comes to a leaf that has a `.grad`, or remember by what to know it again."""
+    if i in gradients.changeable:
+        first, version = running.hooked.pop(i, (None, 0))
+        if first is not grad or version != grad._version:
+            running.by_hook.add(i)
+    if running.state[i] != NEW:
+        # A further part, as reentrant checkpoints of a shared layer bring it; they are added up in `.grad`.
+        if running.state[i] == ARRIVED:
+            running.arrived[i] = None
+        else:
+            running.state[i] = UNKNOWN
+        return
+    running.reached.append(i)
+    kept = i in gradients.taken or i in gradients.rewritable
+    if running.had[i] or kept:
+        running.state[i] = HELD
+        stream = _stream(grad) if grad.is_cuda else 0
+        # The reference keeps it another tensor than `.grad`.
+        running.held[i] = grad, grad._version, stream
+        running.waiting += size
+        if running.waiting > gradients.bulk or i in gradients.taken:
+            gradients.read_held(running, stream)
+    else:
+        running.state[i] = ARRIVED
+        running.arrived[i] = _mark(grad)
 
 
 def _mark(grad: torch.Tensor) -> tuple[int, int] | None:
@@ -597,33 +574,6 @@ def _stream(grad: torch.Tensor) -> int:
     return _raw_stream(grad.get_device())  # type: ignore[no-any-return]
 
 
-def _see_hooks(running: Backward, i: int, grad: torch.Tensor) -> None:
-    """Take note of whether hooks of the user's have changed what comes to a leaf."""
-    first, version = running.coming.pop(i, (None, 0))
-    if first is not grad or version != grad._version:
-        running.by_hook.add(i)
-
-
-def _comes_again(running: Backward, i: int) -> None:
-    """Take note of a further part, as reentrant checkpoints of a shared layer bring it."""
-    if running.state[i] == ARRIVED:
-        running.arrived[i] = None  # they are added up in `.grad`
-    else:
-        running.state[i] = UNKNOWN
-
-
-def _is_added(here: Here, i: int, leaf: torch.Tensor) -> None:
-    """Note what autograd has made of a `.grad`, before the user's hooks see it."""
-    gradients = here()
-    if gradients is None or gradients.running is None or i in gradients.taken:
-        return
-    running = gradients.running
-    if leaf.grad is not None:
-        if i in running.added:
-            running.by_hook.add(i)  # a part, perhaps of what was changed
-        running.added[i] = ref(leaf.grad), leaf.grad._version
-
-
 def _ours(function: Callable[..., None], *args: Any) -> Callable[..., None]:
     hook: Any = partial(function, *args)
     hook.__module__ = __name__
@@ -631,16 +581,10 @@ def _ours(function: Callable[..., None], *args: Any) -> Callable[..., None]:
     return hook  # type: ignore[no-any-return]
 
 
-def _put_first(hooks: dict[int, Any], first: int) -> None:
-    """Have torch call this hook before the others, which keep their order."""
-    for number in [number for number in hooks if number != first]:
+def _put_first(hooks: dict[int, Any]) -> None:
+    """Have torch call the last of these hooks before the others, which keep their order."""
+    for number in list(hooks)[:-1]:
         hooks[number] = hooks.pop(number)
-
-
-def _ids(tensor: Any) -> tuple[int, ...]:
-    """Name all hooks of a leaf."""
-    before, after = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
-    return *(before or ()), *(after or ())
 
 
 def _has_users(hooks: dict[int, Any] | None) -> bool:

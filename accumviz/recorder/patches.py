@@ -189,21 +189,16 @@ if hasattr(os, "register_at_fork"):
 # --- the guard ---------------------------------------------------------------------------------
 
 
-def guarded(
-    ours: Callable[..., Any], passing: type[Exception] | tuple[()] = ()
-) -> Callable[..., Any]:
+def guarded(ours: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap one of our functions, which torch or the user calls: what it raises is kept in `failures`.
 
-    `notify` stops all recordings at the next event. Exceptions of the kind `passing` are for the user to see, such as
-    the `OSError` of a file that cannot be opened.
+    `notify` stops all recordings at the next event.
     """
 
     @functools.wraps(ours)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return ours(*args, **kwargs)
-        except passing:
-            raise
         except Exception as failure:
             failures.append(failure)
 
@@ -540,13 +535,9 @@ def _is_being_made(frame: FrameType | None) -> bool:
 
 
 def _swapping(call: Call) -> Iterator[None]:
-    """Let go of both tensors meanwhile: torch refuses those to which there are weak references."""
-    begun = notify(listening, "swap_begins", (*call.args, *call.kwargs.values()))
-    try:
-        yield
-    finally:
-        for recording, leaves in begun:
-            notify((recording,), "swap_ends", leaves)
+    notify(call.recordings, "swaps", True)
+    yield
+    notify(call.recordings, "swaps", False)
 
 
 def _loader_begins(call: Call) -> Iterator[None]:

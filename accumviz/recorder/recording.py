@@ -28,7 +28,7 @@ from accumviz.recorder.loaders import Loaders
 from accumviz.recorder.loss_terms import describe_root
 from accumviz.recorder.memory import Allocated, Held
 from accumviz.recorder.targets import Named, Optimizers, called
-from accumviz.recorder.transfer import readable
+from accumviz.recorder.transfer import readable, wire
 
 _CAPTURED = (
     "a CUDA graph was captured ({place}): its replays run no Python, so what each backward in it adds is not seen, "
@@ -113,7 +113,6 @@ class Recording:
         self._rows = Columns(
             self._gradients.sizes,
             self._gradients.small,
-            self._gradients.wire,
             self._allocated,
             self._about,
             path=self.file,
@@ -141,25 +140,16 @@ class Recording:
         if not patches.listening:
             patches.failures.clear()
         try:
-            self._open_file()
+            self._rows.open()
         except OSError:
             self._entered = False
             raise
+        except Exception as failure:
+            patches.failures.append(failure)
         if not patches.failures:
             self._open()
         self._heed_failures()
         return self
-
-    @functools.partial(patches.guarded, passing=OSError)
-    def _open_file(self) -> None:
-        try:
-            self._rows.open()
-        except OSError:
-            raise
-        except Exception:
-            with contextlib.suppress(Exception):
-                self._rows.stop_writing()
-            raise
 
     @patches.guarded
     def _heed_failures(self) -> None:
@@ -189,7 +179,7 @@ class Recording:
         self._gradients.update()
         self._look_at_weights()
         devices = self._gradients.devices()
-        self._gradients.wire.open(devices)
+        wire.open(devices)
         self._allocated.open(devices)
         if self._graphs is not None:
             self._graphs.open()
@@ -337,9 +327,7 @@ class Recording:
         self, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Backward | None:
         gradients, thread = self._gradients, get_ident()
-        if gradients.thread is None:
-            gradients.thread = thread
-        if thread != gradients.thread:
+        if gradients.running is not None or gradients.thread not in (None, thread):
             gradients.others += 1
             return None
         within = self._within() if self._steps else ""
@@ -360,8 +348,6 @@ class Recording:
             running.details["moved"] = True  # by a hand: after a step we look again
             if stood[1] != self._stood[1]:
                 running.details["last_moved"] = True
-        if running.late:
-            running.send(gradients.wire)
         if self._collectives.replicas:
             self._collectives.describe(running.details, None)
         storages = self._memory.before(running.nodes)
@@ -401,8 +387,6 @@ class Recording:
             self._collectives.finish(running)
         if self._unmoved and self._gradients.small:
             self._weigh(running)
-            if running.late:
-                running.send(self._gradients.wire)
         self._finish(running)
 
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
@@ -493,12 +477,13 @@ class Recording:
         self._before_change()
         return True
 
-    def swap_begins(self, tensors: tuple[Any, ...]) -> list[int]:
-        return self._gradients.let_go(tensors)
-
-    def swap_ends(self, leaves: list[int]) -> None:
-        if leaves:
-            self._gradients.update(leaves)
+    def swaps(self, begins: bool) -> None:
+        """Hold no weak reference while tensors are swapped: torch refuses those to which there are any."""
+        if begins:
+            self._edits()
+            self._gradients.unwatch()
+        else:
+            self._gradients.update()
 
     def _is_ours(self) -> bool:
         """Return whether the caller's thread is followed; what others do leaves nothing that could be judged."""
@@ -658,8 +643,6 @@ class Recording:
             )
         if (kind == "step" or self._unmoved) and self._gradients.small:
             self._weigh(row)
-        if row.late:
-            row.send(self._gradients.wire)
         row.present = bytes(self._gradients.present)
         self._finish(row)
 

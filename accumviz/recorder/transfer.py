@@ -5,18 +5,16 @@ Training never waits for them, and no code of the user's runs.
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
 
 _HALF = (torch.float16, torch.bfloat16)
-_FLOAT, _STRIDED = torch.float32, torch.strided
+_STRIDED = torch.strided
 # So many elements are summed up in their own precision.
 BLOCK = 1 << 16
 # Pinned memory costs a call that may wait for the device: so one piece of it for many events.
@@ -26,108 +24,44 @@ ASYNCHRONOUS = {"cuda"}
 
 
 class Wire:
-    """Copies numbers to the host without waiting, in the order in which they are sent.
+    """Copies numbers to the host without waiting, each behind what computed it, on the stream that is current.
 
-    Each copy runs on the stream that is current where it is sent, behind what computed the
-    numbers. `sent` counts the calls of `send`; what the call of that number sent has arrived once
-    `arrived()` is as large.
-
-    >>> wire = Wire()
-    >>> [part.tolist() for part in wire.send([[torch.tensor([1.0, 2.0])], [torch.tensor(3.0), torch.tensor(4.0)]])]
-    [[1.0, 2.0], [3.0, 4.0]]
-    >>> wire.sent, wire.arrived()
-    (1, 1)
+    >>> host, mark = Wire().send([torch.tensor([1.0, 2.0]), torch.tensor(3.0)])
+    >>> host.tolist(), mark
+    ([1.0, 2.0, 3.0], None)
     """
 
     def __init__(self) -> None:
-        self.sent = 0
-        self._arrived = 0
         self._piece: torch.Tensor | None = None
         self._at = 0
-        # The streams on which something was sent since the last mark, and the marks that were not passed yet.
-        self._streams: dict[int, Any] = {}
-        self._marks: list[tuple[int, list[Any]]] = []
         self._lock = threading.Lock()  # hooks run on one thread per device
 
     def open(self, devices: set[torch.device]) -> None:
         """Take the first piece of pinned memory before training, not during it."""
-        if any(device.type in ASYNCHRONOUS for device in devices):
+        needed = any(device.type in ASYNCHRONOUS for device in devices)
+        if needed and self._piece is None:
             self._piece = pinned(_PIECE)
 
-    def send(self, parts: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """Send tensors of at most one dimension, as they are now; each part is of one device and dtype.
+    def send(self, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, Any]:
+        """Send tensors of one device and dtype, as they are now.
 
-        Returns for each part one flat tensor, to be read once it has arrived.
+        Returns all their elements, and the mark that is passed once they have arrived. Without a mark they stay on
+        their device until they are read.
         """
-        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-        for place, part in enumerate(parts):
-            groups.setdefault((part[0].device, part[0].dtype), []).append(place)
-        found: list[torch.Tensor] = [torch.empty(0, device="cpu")] * len(parts)
-        with self._lock:
-            self.sent += 1
-            for (device, _), places in groups.items():
-                members = [tensor for place in places for tensor in parts[place]]
-                flat = self._copied(members, device)
-                lengths = [
-                    sum(tensor.numel() for tensor in parts[place]) for place in places
-                ]
-                for place, end, length in zip(
-                    places, itertools.accumulate(lengths), lengths, strict=True
-                ):
-                    found[place] = flat[end - length : end]
-        return found
-
-    def _copied(
-        self, members: list[torch.Tensor], device: torch.device
-    ) -> torch.Tensor:
-        flat = (
-            torch.hstack(members).detach()
-            if len(members) > 1
-            else members[0].detach().reshape(-1)
-        )
-        if device.type not in ASYNCHRONOUS:
-            return flat if len(members) > 1 else flat.clone()
-        stream = current_stream(device)
-        self._streams[hash(stream)] = stream
+        flat = torch.hstack([_flat(tensor) for tensor in tensors]).detach()
+        if flat.device.type not in ASYNCHRONOUS:
+            return flat, None
         size = flat.numel() * flat.element_size()
-        if self._piece is None or self._at + size > self._piece.numel():
-            self._piece, self._at = pinned(max(_PIECE, size)), 0
-        start, self._at = self._at, self._at + -(-size // _ALIGNED) * _ALIGNED
-        return (
-            self._piece[start : start + size]
-            .view(flat.dtype)
-            .copy_(flat, non_blocking=True)
-        )
-
-    def arrived(self) -> int:
-        """The number of the last call whose numbers can be read without waiting."""
         with self._lock:
-            while self._marks and all(event.query() for event in self._marks[0][1]):
-                self._arrived = self._marks.pop(0)[0]
-            if not self._streams and not self._marks:
-                self._arrived = self.sent
-            elif not self._marks:
-                self._mark()
-            return self._arrived
+            if self._piece is None or self._at + size > self._piece.numel():
+                self._piece, self._at = pinned(max(_PIECE, size)), 0
+            room = self._piece[self._at : self._at + size]
+            self._at += -(-size // _ALIGNED) * _ALIGNED
+        host = room.view(flat.dtype).copy_(flat, non_blocking=True)
+        return host, mark(current_stream(flat.device))
 
-    def _mark(self) -> None:
-        self._marks.append(
-            (self.sent, [mark(stream) for stream in self._streams.values()])
-        )
-        self._streams.clear()
 
-    def wait(self) -> int:
-        """Wait until all that was sent has arrived; returns its number."""
-        with self._lock:
-            if self._streams:
-                self._mark()
-            for number, events in self._marks:
-                for event in events:
-                    event.synchronize()
-                self._arrived = number
-            self._marks.clear()
-            self._arrived = self.sent
-            return self._arrived
+wire = Wire()
 
 
 # What the tests replace to run all this without CUDA.
@@ -146,78 +80,60 @@ def mark(stream: Any) -> Any:
     return stream.record_event()
 
 
-def keep_for_stream(tensors: Sequence[torch.Tensor]) -> None:
+def keep_for_stream(tensors: Iterable[torch.Tensor]) -> None:
     """See to it that the memory of tensors made on other streams is not reused before the current one has read it."""
     for tensor in tensors:
         if tensor.is_cuda:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
-def numbers(host: torch.Tensor) -> np.ndarray:
-    """What has arrived, as a flat array."""
-    host = host.cpu()
-    # numpy knows no bfloat16
-    return np.asarray((host.float() if host.dtype is torch.bfloat16 else host).numpy())
+def elements(tensor: torch.Tensor) -> list[float]:
+    """Return the elements of a tensor in host memory."""
+    values: list[float] = _flat(tensor).tolist()
+    return values
 
 
-def host_norms(tensors: Iterable[torch.Tensor]) -> list[float]:
-    """Return the 2-norms of tensors in host memory.
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    dense = tensor if tensor.layout is _STRIDED else tensor.to_dense()
+    return dense.reshape(-1)
 
-    They are summed up block by block, in double precision between blocks: torch's own norm of ten million float32 of
-    0.1 is off by 0.8 %, and of half precision it makes a copy in single precision first.
 
-    >>> host_norms([torch.tensor([3.0, 4.0]), torch.ones(4, 4, dtype=torch.bfloat16)])
-    [5.0, 4.0]
+def host_norm(tensor: torch.Tensor) -> float:
+    """Return the 2-norm of a tensor in host memory.
+
+    It is summed up block by block, in double precision between blocks: torch's own norm of ten million float32 of 0.1
+    is off by 0.8 %, and of half precision it makes a copy in single precision first.
+
+    >>> host_norm(torch.tensor([3.0, 4.0])), host_norm(torch.ones(4, 4, dtype=torch.bfloat16))
+    (5.0, 4.0)
     """
-    norms = []
-    for tensor in tensors:
-        if tensor.dtype is _FLOAT and _is_flat(tensor):
-            flat = tensor.detach().view(-1)
-            blocks = (flat,) if len(flat) <= BLOCK else torch.split(flat, BLOCK)
+    values = tensor.detach()
+    if values.layout is not _STRIDED:
+        values = values.coalesce().values()
+    blocks: Sequence[torch.Tensor] = (values,)
+    if values.is_contiguous():
+        flat = values.view(-1)
+        blocks = (flat,) if len(flat) <= BLOCK else torch.split(flat, BLOCK)
+        if values.dtype is torch.float32:
             # For 128 elements, half the time of `_foreach_norm`
             squares = [torch.dot(block, block).item() for block in blocks]
-            norms.append(math.sqrt(math.fsum(squares)))
-        else:
-            norms.append(_host_norm(tensor.detach()))
-    return norms
+            return math.sqrt(math.fsum(squares))
+    return math.hypot(*[norm.item() for norm in device_norms(blocks)])
 
 
-def _host_norm(tensor: torch.Tensor) -> float:
-    """Return the norm of a tensor of any dtype and layout in host memory."""
-    values = tensor if tensor.layout is _STRIDED else tensor.coalesce().values()
-    blocks = torch.split(values.view(-1), BLOCK) if _is_flat(values) else (values,)
-    reduced = torch._foreach_norm(blocks, 2.0, dtype=_precision(values.dtype))
-    return math.hypot(*[one.item() for one in reduced])
+def device_norms(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the 2-norms of tensors of one dtype, computed on their device, in few kernels.
 
-
-def _is_flat(tensor: torch.Tensor) -> bool:
-    return tensor.layout is _STRIDED and tensor.is_contiguous()
-
-
-def _precision(dtype: torch.dtype) -> torch.dtype | None:
-    """Return in what to sum squares up: those of half precision fit into single precision."""
-    return torch.float32 if dtype in _HALF else None
-
-
-def device_norms(
-    leaves: list[int], tensors: list[torch.Tensor]
-) -> Iterator[tuple[list[int], list[torch.Tensor]]]:
-    """Yield leaves and the 2-norms of their tensors on a device, computed there, in few kernels.
-
-    There is one pair for each device and dtype.
-
-    >>> list(device_norms([7, 8], [torch.tensor([3.0, 4.0]), torch.ones(4)]))
-    [([7, 8], [tensor(5.), tensor(2.)])]
+    >>> device_norms([torch.tensor([3.0, 4.0]), torch.ones(4)])
+    [tensor(5.), tensor(2.)]
     """
-    groups: dict[Any, tuple[list[int], list[torch.Tensor]]] = {}
-    for i, tensor in zip(leaves, tensors, strict=True):
-        places, members = groups.setdefault((tensor.device, tensor.dtype), ([], []))
-        places.append(i)
+    members = []
+    for tensor in tensors:
         values = tensor if tensor.layout is _STRIDED else tensor._values()
         members.append(values.detach())
-    for (_, dtype), (places, members) in groups.items():
-        reduced = torch._foreach_norm(members, 2.0, dtype=_precision(dtype))
-        yield places, list(reduced)
+    # Squares of half precision fit into single precision.
+    dtype = torch.float32 if members[0].dtype in _HALF else None
+    return list(torch._foreach_norm(members, 2.0, dtype=dtype))
 
 
 # --- what can be read --------------------------------------------------------------------------
@@ -316,28 +232,17 @@ def unseen(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
 
 
-class Quietly:
-    """Within it, what we do to tensors is seen by no mode, subclass or graph of the user's.
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Hide what we do to tensors from modes, subclasses and graphs of the user's.
 
-    >>> with Quietly():
+    >>> with quietly():
     ...     torch.is_grad_enabled()
     False
     """
-
-    def __enter__(self) -> None:
-        self._guards = [
-            torch.no_grad(),
-            torch._C.DisableTorchFunction(),
-            torch._C._DisableTorchDispatch(),
-        ]
-        for guard in self._guards:
-            guard.__enter__()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for guard in reversed(self._guards):
-            guard.__exit__(kind, error, trace)
+    with (
+        torch.no_grad(),
+        torch._C.DisableTorchFunction(),
+        torch._C._DisableTorchDispatch(),
+    ):
+        yield
