@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +11,16 @@ import numpy as np
 
 from accumviz.ledger.ledger import Event, Ledger
 from accumviz.views import style, words
-from accumviz.views.figure import INK, LINE, MUTED, Canvas, Key, text_width
+from accumviz.views.figure import LINE, MUTED, Canvas, Key, text_width
 
-# How opaque bytes are: saved before and after a backward, and allocated.
-BEFORE, AFTER, ALLOCATED = 0.5, 0.95, 0.2
 # How tall a strip of bytes is with its numbers, and how large the letters of a turned heading are.
 STRIP, _TURNED = 44.0, 11.5
-# From these widths on, a heading stands upright in three lines, and a line among turned ones touches none of them.
-_UPRIGHT, _ROOMY = 66.0, 20.0
+# How tall the line of a name is.
+NAMED = 20.0
+# How opaque the bytes of a strip are: those behind, and those in front.
+BEHIND, IN_FRONT = 0.5, 0.95
+# From this width on, a heading stands upright in three lines.
+_UPRIGHT = 66.0
 
 
 class EventColumns(NamedTuple):
@@ -27,7 +28,7 @@ class EventColumns(NamedTuple):
 
     left: float
     width: float
-    events: list[int]
+    events: list[Event]
 
     def x(self, position: int) -> float:
         """Return the left edge of a column."""
@@ -43,29 +44,28 @@ class EventColumns(NamedTuple):
         return self.x(len(self.events))
 
 
-def heading_height(ledger: Ledger, columns: EventColumns) -> float:
+def heading_height(columns: EventColumns) -> float:
     """Return how many pixels the headings take above these columns."""
     if columns.width >= _UPRIGHT:
         return 50.0
-    titles = [_title(ledger[e]) for e in columns.events]
+    titles = [_title(event) for event in columns.events]
     return 14 + max(text_width(title, _TURNED) for title in titles)
 
 
 def draw_headings(
-    canvas: Canvas, ledger: Ledger, columns: EventColumns, above: float, top: float
+    canvas: Canvas, columns: EventColumns, above: float, top: float
 ) -> None:
     """Name each event above its column, between `above` and `top`, and begin its line there."""
-    for i, e in enumerate(columns.events):
-        event, x = ledger[e], columns.x(i)
+    for i, event in enumerate(columns.events):
+        begin = top - 3
         if columns.width >= _UPRIGHT:
-            _draw_lines(canvas, event, x, columns.width, above)
+            _draw_lines(canvas, event, columns.x(i) + 7, columns.width, above)
+            begin = above + 4
         else:
             middle = columns.middle(i) + 1
             canvas.text(middle, top - 8, _title(event), size=_TURNED, turned=True)
-        # Where headings stand close, a line among them would touch two.
-        begin = above + 4 if columns.width >= _ROOMY else top - 3
         if event.kind != "backward":
-            draw_rule(canvas, event, x, begin, top)
+            draw_rule(canvas, event, columns.x(i), begin, top)
 
 
 def _draw_lines(
@@ -73,24 +73,20 @@ def _draw_lines(
 ) -> None:
     """Write a heading upright: the kind, what it acted on, the user's line."""
     room = int((width - 10) / text_width("x", 11))
+    if event.kind == "sync":
+        room += 1  # its letters are narrower than those of code
     about = "skipped" if event.skipped else words.shorten(words.subject(event), room)
-    where = words.place(event)
-    if text_width(where, 11) > width - 7:
-        # The rank is all that tells some columns apart.
-        known = event.rank is not None
-        where = f"rank {event.rank}" if known else words.shorten(where, room)
-    canvas.text(x + 7, above + 11, event.kind, size=12 if width >= 80 else 11)
-    code = event.kind != "sync" and not event.skipped
-    canvas.text(x + 7, above + 26, about, mono=code)
-    canvas.text(x + 7, above + (40 if about else 26), where, color=MUTED)
+    where = words.shorten(words.place(event), room)
+    canvas.text(x, above + 11, event.kind, size=11)
+    canvas.text(x, above + 26, about, mono=event.kind != "sync" and not event.skipped)
+    canvas.text(x, above + (40 if about else 26), where, color=MUTED)
 
 
 def _title(event: Event) -> str:
     rank = "" if event.rank is None else f"rank {event.rank} "
-    action = words.action(event)
     # To whom it was done may be cut; what was done is what the column shows.
-    whom = words.shorten(words.subject(event), max(19 - len(action), 9))
-    return f"{rank}{action} {whom}".strip()
+    whom = words.shorten(words.subject(event), 12)
+    return f"{rank}{words.action(event)} {whom}".strip()
 
 
 def draw_rule(
@@ -111,10 +107,10 @@ def draw_rule(
     canvas.upright(x, top, bottom, color=color, dash=dash, alpha=alpha, width=1.8, z=1)
 
 
-def rule_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
+def rule_keys(events: Sequence[Event]) -> list[Key]:
     """Return the entries of a legend for the lines of these events."""
     keys = []
-    for kind in dict.fromkeys(ledger[e].kind for e in events):
+    for kind in dict.fromkeys(event.kind for event in events):
         if kind != "backward":
             color, dashes = style.kind(kind)
             keys.append(Key(kind, color, kind="rule", dashes=dashes))
@@ -123,80 +119,90 @@ def rule_keys(ledger: Ledger, events: Sequence[int]) -> list[Key]:
 
 @dataclass(frozen=True)
 class Strip:
-    """Values below a timeline, NaN where there is none: `areas` that are filled, and a `level` over some events.
-
-    `written` are the values of each event in words.
-    """
+    """Values of each event below a timeline, NaN where there is none: areas in front of each other, and in words."""
 
     name: str
     most: str
     areas: list[tuple[np.ndarray, Key]]
-    level: tuple[np.ndarray, Key] | None = None
-    written: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
 
     def keys(self) -> list[Key]:
         """Return the entries of a legend for what there is."""
-        series = [*self.areas, *([self.level] if self.level else [])]
-        return [key for values, key in series if key.text and (values > 0).any()]
+        return [key for values, key in self.areas if key.text and (values > 0).any()]
 
     def draw(
         self, canvas: Canvas, columns: EventColumns, base: float, each: int = 1
     ) -> None:
         """Draw it upwards from its base; of `each` so many events that share a pixel, the largest."""
-        known = [values for values, _ in self.areas]
-        known += [self.level[0]] if self.level else []
-        scale = (STRIP - 18) / (float(np.nanmax(known)) or 1.0)
+        most = float(np.nanmax([values for values, _ in self.areas])) or 1.0
         starts = np.arange(0, len(columns.events), each)
-        edges = [columns.x(start) for start in starts.tolist()] + [columns.end]
-        across = [float(edge) for edge in np.repeat(edges, 2)[1:-1]]
+        edges = [*(columns.x(start) for start in starts.tolist()), columns.end]
+        across = np.repeat(edges, 2)[1:-1].tolist()
         for values, key in self.areas:
-            most = np.maximum.reduceat(np.nan_to_num(values), starts)
-            tops = np.repeat(base - scale * most, 2).tolist()
+            largest = np.maximum.reduceat(np.nan_to_num(values), starts)
+            tops = np.repeat(base - (STRIP - 18) / most * largest, 2).tolist()
             canvas.area(across, base, tops, color=key.color, alpha=key.alpha)
-        levels = self.level[0] if self.level else np.zeros(0)
-        for i in np.flatnonzero(levels > 0).tolist():
-            y = base - scale * float(levels[i])
-            canvas.level(columns.x(i), columns.x(i + 1), y, width=1.6, z=4)
         canvas.level(columns.left, columns.end, base, color=LINE, width=0.8)
-        for i, text in enumerate(self.written):
+        for i, text in enumerate(self.texts):
             if text_width(text, 11) <= columns.width - 4:
                 canvas.text(columns.middle(i), base - STRIP + 10, text, ha="center")
 
 
-def strips_of(ledger: Ledger, events: Sequence[int]) -> list[Strip]:
+def strips_of(events: Sequence[Event]) -> list[Strip]:
     """Return the strips of the bytes that were measured at these events: saved tensors, and those of a device."""
-    chosen = [ledger[e] for e in events]
-    before, after, allocated, peak = np.array(
-        [[e.saved_before, e.saved_after, e.allocated, e.peak] for e in chosen], float
-    ).T
     strips = []
+    before = np.array([event.saved_before for event in events], float)
+    after = np.array([event.saved_after for event in events], float)
     if np.isfinite(before).any():
-        most = style.size(float(np.nanmax(before)))
+        texts = []
+        for event in events:
+            text = f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
+            texts.append("" if math.isnan(event.saved_before) else text)
         areas = [
-            (before, Key("saved before the backward", MUTED, BEFORE, kind="fill")),
-            (after, Key("saved after it", MUTED, AFTER, kind="fill")),
+            (before, Key("saved before the backward", MUTED, BEHIND, kind="fill")),
+            (after, Key("saved after it", MUTED, IN_FRONT, kind="fill")),
         ]
-        written = tuple(map(_saved, before.tolist(), after.tolist()))
-        strips.append(Strip("saved tensors", most, areas, None, written))
+        most = style.size(float(np.nanmax(before)))
+        strips.append(Strip("saved tensors", most, areas, tuple(texts)))
+    peak = np.array([event.peak for event in events], float)
+    allocated = np.array([event.allocated for event in events], float)
     if np.isfinite(allocated).any():
-        most = style.size(float(np.nanmax([allocated, peak])))
-        bytes_after = Key(
-            "bytes allocated after the event", INK, ALLOCATED, kind="fill"
-        )
-        level = peak, Key("new maximum on the way", INK, kind="total")
-        written = tuple("" if math.isnan(x) else style.size(x) for x in allocated)
-        areas = [(allocated, bytes_after)]
-        strips.append(Strip("allocated on device", most, areas, level, written))
+        areas = [
+            (peak, Key("new maximum on the way", MUTED, BEHIND, kind="fill")),
+            (allocated, Key("allocated after it", MUTED, IN_FRONT, kind="fill")),
+        ]
+        most = style.size(float(np.nanmax([peak, allocated])))
+        strips.append(Strip("allocated on device", most, areas))
     return strips
 
 
-def _saved(before: float, after: float) -> str:
-    if math.isnan(before):
-        return ""
-    return f"{style.size(before)} → {style.size(after)}"
+def draw_name(
+    canvas: Canvas, name: str, what: str, y: float, *, mono: bool = False
+) -> float:
+    """Write a name above what it is of, with what is drawn there at the other end; return where that begins."""
+    middle = y + NAMED / 2
+    canvas.level(10, canvas.width - 10, y, color=LINE, width=0.6, alpha=0.8, z=0)
+    room = canvas.width - 30 - text_width(what, 11)
+    name = words.shorten(name, int(room / text_width("x", 12.5)))
+    canvas.text(10, middle, name, size=12.5, mono=mono)
+    canvas.text(canvas.width - 10, middle, what, color=MUTED, ha="right")
+    return y + NAMED
 
 
-def ticks(count: int) -> range:
-    """Return the places of at most eight round numbers below a count."""
-    steps = (k * 10**n for n in itertools.count() for k in (1, 2, 5))
-    return range(0, count, next(step for step in steps if count / step <= 8))
+def draw_strips(
+    canvas: Canvas, columns: EventColumns, strips: list[Strip], y: float, each: int = 1
+) -> float:
+    """Draw strips below each other from `y` on, and return where they end."""
+    for strip in strips:
+        y = draw_name(canvas, strip.name, f"0 to {strip.most}", y) + STRIP
+        strip.draw(canvas, columns, y - 4, each)
+    return y
+
+
+def norm_strip(ledger: Ledger, rows: list[int], events: list[int]) -> Strip:
+    """Return the strip of the norm of all `.grad` after each event."""
+    grad = np.nan_to_num(ledger.grad[np.ix_(events, rows)].astype(float), posinf=0.0)
+    norms = np.linalg.norm(grad, axis=1)
+    return Strip(
+        "‖.grad‖", style.number(norms.max(), 3), [(norms, Key("", MUTED, 0.6))]
+    )

@@ -386,8 +386,7 @@ _STROKES: dict[str, tuple[list[tuple[float, ...]], float, tuple[float, ...]]] = 
 class Key:
     """One entry of a legend: what it says, its colour and the look of its mark.
 
-    `kind` is a box with an edge, a `fill` without one, a `scale` of rising opacity, or a line. `beside` its colour
-    are others that mean the same.
+    `kind` is a box with an edge, a `fill` without one, a `scale` of rising opacity, or a line.
     """
 
     text: str
@@ -396,7 +395,6 @@ class Key:
     hatch: str | None = None
     kind: str = "box"
     dashes: tuple[float, ...] = ()
-    beside: tuple[str, ...] = ()
 
     @property
     def width(self) -> float:
@@ -419,14 +417,9 @@ class Key:
                 alpha = self.alpha + (1 - self.alpha) * n / 15
                 canvas.box(x + 6 * n, y + 1.5, 6, 11, fill=self.color, alpha=alpha)
         else:
-            colors = (self.color, *self.beside)
-            wide = 13 / len(colors)
-            for n, color in enumerate(colors):
-                edge = color if self.kind == "box" else "none"
-                edges: Any = {"alpha": self.alpha, "hatch": self.hatch, "line": 1.2}
-                canvas.box(
-                    x + n * wide, y + 1.5, wide, 11, fill=color, edge=edge, **edges
-                )
+            edge = self.color if self.kind == "box" else "none"
+            box: Any = {"alpha": self.alpha, "hatch": self.hatch, "line": 1.2}
+            canvas.box(x, y + 1.5, 13, 11, fill=self.color, edge=edge, **box)
 
 
 def draw_legend(canvas: Canvas, keys: list[Key], notes: list[str], top: float) -> float:

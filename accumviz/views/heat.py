@@ -18,41 +18,21 @@ HELD, _FAINTEST = 0.13, 0.46
 class Heat(NamedTuple):
     """Rows × columns of codes, and what they stand for.
 
-    `range` are the logarithms (base 10) of the weakest and the strongest norm that have levels of their own;
-    `added` are the norms themselves, parameters × events, -1 where there is none.
+    `range` are the logarithms (base 10) of the weakest and the strongest norm that have levels of their own,
+    `is_clipped` says whether some are weaker, and `broken` counts the contributions that are not finite.
     """
 
     codes: np.ndarray
-    held: np.ndarray
-    added: np.ndarray
     range: tuple[float, float]
-
-    @property
-    def levels(self) -> np.ndarray:
-        """How strong a cell is, where there is a contribution."""
-        return self._steps % LEVELS
-
-    @property
-    def labels(self) -> np.ndarray:
-        """Whose contribution it is."""
-        return self._steps // LEVELS
-
-    @property
-    def _steps(self) -> np.ndarray:
-        return self.codes.astype(int) - BROKEN - 1
-
-    @property
-    def smallest(self) -> float:
-        """The smallest norm, 0 where there is none."""
-        norms = _positive(self.added)
-        return float(norms.min()) if norms.size else 0.0
+    is_clipped: bool
+    broken: int
 
 
 def heat(
     added: np.ndarray,
     held: np.ndarray,
     labels: np.ndarray,
-    across: np.ndarray | None = None,
+    across: np.ndarray,
     down: np.ndarray | None = None,
     levels: tuple[float, float] | None = None,
 ) -> Heat:
@@ -62,17 +42,14 @@ def heat(
     and each parameter of `down` (at every one). `levels` are the logarithms between which levels lie (`decades`).
 
     >>> held = np.array([[False, True, True, True]])
-    >>> heat(np.array([[-1, 1.0, 10.0, np.inf]]), held, np.zeros(4, int)).codes.tolist()
+    >>> heat(np.array([[-1, 1.0, 10.0, np.inf]]), held, np.zeros(4, int), np.arange(4)).codes.tolist()
     [[0, 3, 32, 2]]
     """
-    if down is None:
-        down = np.arange(added.shape[0])
-    if across is None:
-        across = np.arange(added.shape[1])
+    starts = np.arange(len(added)) if down is None else down
 
     def most_of(cells: np.ndarray) -> np.ndarray:
         rows = np.maximum.reduceat(cells, across, axis=1)
-        return np.maximum.reduceat(rows, down, axis=0)
+        return np.maximum.reduceat(rows, starts, axis=0)
 
     low, high = levels or decades(added)
     broken = ~np.isfinite(added)
@@ -86,17 +63,11 @@ def heat(
     ranked[broken | (added < 0)] = -1
     ranked = most_of(ranked)
     level, label = np.divmod(ranked, LABELS)
-    held = most_of(held)
-    codes = held * PRESENT_ONLY
     colored = BROKEN + 1 + label * LEVELS + level
-    codes = np.where(ranked >= 0, colored, codes)
+    codes = np.where(ranked >= 0, colored, most_of(held) * PRESENT_ONLY)
     codes[most_of(broken)] = BROKEN
-    return Heat(codes.astype(np.uint8), held, added, (low, high))
-
-
-def _positive(norms: np.ndarray) -> np.ndarray:
-    positive: np.ndarray = norms[np.isfinite(norms) & (norms > 0)]
-    return positive
+    is_clipped = bool((logs < low - 1e-6).any())
+    return Heat(codes.astype(np.uint8), (low, high), is_clipped, int(broken.sum()))
 
 
 def decades(added: np.ndarray) -> tuple[float, float]:
@@ -105,7 +76,7 @@ def decades(added: np.ndarray) -> tuple[float, float]:
     >>> decades(np.array([-1.0, 0.01, 100.0])), decades(np.array([1.0]))
     ((-2.0, 2.0), (-1.0, 0.0))
     """
-    logs = np.log10(_positive(added))
+    logs = np.log10(added[np.isfinite(added) & (added > 0)])
     if not logs.size:
         return -1.0, 0.0
     low = float(logs.min())

@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 from matplotlib.colors import to_rgb
+from matplotlib.ticker import MaxNLocator
 
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Ledger
 from accumviz.show import counted
 from accumviz.views import style, words
 from accumviz.views.columns import (
-    STRIP,
     EventColumns,
-    Strip,
     draw_headings,
     draw_rule,
+    draw_strips,
     heading_height,
+    norm_strip,
     rule_keys,
     strips_of,
-    ticks,
 )
 from accumviz.views.figure import (
     INK,
@@ -34,7 +34,7 @@ from accumviz.views.figure import (
     draw_lines,
     text_width,
 )
-from accumviz.views.heat import BROKEN, HELD, Heat, heat, opacity
+from accumviz.views.heat import BROKEN, HELD, LABELS, LEVELS, Heat, heat, opacity
 
 _BODY, _RIGHT, _WIDEST = 440.0, 18.0, 84.0
 # From this width on, a column has a name.
@@ -45,68 +45,43 @@ _MOST_CROSSES, _MOST_COLORS = 400, 6
 _GREY = "#7f7f7f"
 
 
-@dataclass(frozen=True)
-class _Map:
-    """A heat map and where it stands; a cell is the largest contribution of `each`: so many events, parameters."""
-
-    ledger: Ledger
-    rows: list[int]
-    columns: EventColumns
-    heat: Heat
-    each: tuple[int, int]
-    top: float
-    bottom: float
-
-    @property
-    def ruled(self) -> list[str]:
-        """The kinds of the events that have lines, or would have."""
-        kinds = [self.ledger[e].kind for e in self.columns.events]
-        return [kind for kind in kinds if kind != "backward"]
-
-    @property
-    def is_ruled(self) -> bool:
-        """Whether lines of events stand apart."""
-        return len(self.ruled) * _RULE <= self.columns.end - self.columns.left
-
-
 def draw(
     ledger: Ledger, rows: list[int], events: list[int], width: float
 ) -> PageFigure:
     """Paint the heat map of these parameters and events."""
     groups = words.group_rows([ledger.parameters[p].name for p in rows])
-    strips = [_norms(ledger, rows, events), *strips_of(ledger, events)]
-    names = [group.name for group in groups] + [strip.name for strip in strips]
-    wanted = max(text_width(name, 11.5) + 24 for name in names)
+    wanted = max(text_width(group.name, 11.5) for group in groups) + 24
     left = min(wanted, max(0.3 * width, 134.0))
     room = width - left - _RIGHT
-    each = math.ceil(len(events) / room), math.ceil(len(rows) / _BODY)
-    cells = _cells(ledger, rows, events, each)
+    each = math.ceil(len(events) / room)
+    cells = _cells(ledger, rows, events, (each, math.ceil(len(rows) / _BODY)))
     tall, wide = cells.codes.shape
-    columns = EventColumns(left, min(room / wide, _WIDEST) / each[0], events)
+    columns = EventColumns(
+        left, min(room / wide, _WIDEST) / each, [ledger[e] for e in events]
+    )
     canvas = Canvas(max(columns.end + _RIGHT, min(width, 480.0)))
-    counts = f"{counted(len(rows), 'parameter')} × {counted(len(events), 'event')}"
-    summary = f"{counts}, {words.window_summary(ledger)}"
-    above = draw_lines(canvas, summary, 2.0) + 3
-    named = columns.width >= _NAMED
-    top = above + (heading_height(ledger, columns) if named else 3.0)
+    size = f"{counted(len(rows), 'parameter')} × {counted(len(events), 'event')}"
+    above = draw_lines(canvas, f"{size}, {words.window_summary(ledger)}", 2.0) + 3
+    is_named = columns.width >= _NAMED
+    top = above + (heading_height(columns) if is_named else 3.0)
     bottom = top + min(max(_BODY / tall, 1.0), 26.0) * tall
-    plot = _Map(ledger, rows, columns, cells, each, top, bottom)
-    _draw_cells(canvas, plot)
-    _draw_groups(canvas, plot, groups)
-    if named:
-        draw_headings(canvas, ledger, columns, above, top)
-    if plot.is_ruled:
-        for i, e in enumerate(events):
-            if ledger[e].kind != "backward":
-                draw_rule(canvas, ledger[e], columns.x(i), top - 3, bottom)
-    y = bottom
+    plot = _Map(canvas, columns, cells, top, bottom)
+    plot.draw_cells(_colors(ledger), each)
+    plot.draw_groups(groups, len(rows))
+    if is_named:
+        draw_headings(canvas, columns, above, top)
+    is_ruled = plot.draw_rules()
+    strips = [norm_strip(ledger, rows, events), *strips_of(columns.events)]
+    y = draw_strips(canvas, columns, strips, bottom + (4 if is_named else 26), each)
+    if not is_named:
+        plot.draw_ticks()
+    keys = _keys(ledger, cells)
+    if is_ruled:
+        keys += rule_keys(columns.events)
     for strip in strips:
-        y += STRIP + 8
-        _draw_strip(canvas, plot, strip, y - 4)
-    if not named:
-        _draw_ticks(canvas, columns, y)
-        y += 30
-    return canvas.finish(draw_legend(canvas, _keys(plot, strips), _notes(plot), y))
+        keys += strip.keys()
+    notes = _notes(ledger, cells, (len(rows), len(events)), is_ruled=is_ruled)
+    return canvas.finish(draw_legend(canvas, keys, notes, y))
 
 
 def _cells(
@@ -114,124 +89,130 @@ def _cells(
 ) -> Heat:
     where = np.ix_(events, rows)
     state = ledger.state[where]
-    added = np.where(state & CONTRIBUTED, ledger.contribution[where], -1.0).T
-    held = ((state & PRESENT) > 0).T
+    added = np.where(state & CONTRIBUTED, ledger.contribution[where], -1.0)
+    held = (state & PRESENT) > 0
     places = {label: i for i, label in enumerate(ledger.labels)}
     labels = np.array([places.get(ledger[e].label, 0) for e in events], np.int64)
     across = np.arange(0, len(events), each[0])
-    return heat(added, held, labels, across, np.arange(0, len(rows), each[1]))
+    return heat(added.T, held.T, labels, across, np.arange(0, len(rows), each[1]))
 
 
-def _norms(ledger: Ledger, rows: list[int], events: list[int]) -> Strip:
-    """Return the norm of all `.grad` after each event."""
-    grad = ledger.grad[np.ix_(events, rows)].astype(float)
-    with np.errstate(over="ignore"):
-        norm = np.sqrt((np.where(np.isfinite(grad), grad, 0.0) ** 2).sum(axis=1))
-    area = norm, Key("", MUTED, 0.6)
-    return Strip("‖.grad‖", style.number(norm.max(), 3), [area])
+def _colors(ledger: Ledger) -> list[str]:
+    return list(style.label_colors(ledger.labels).values()) or [style.CYCLE[0]]
 
 
-def _draw_cells(canvas: Canvas, plot: _Map) -> None:
-    left, codes = plot.columns.left, plot.heat.codes
-    wide = plot.columns.width * plot.each[0]
-    tall = (plot.bottom - plot.top) / len(codes)
-    pixels = _paint(plot.heat, plot.ledger.labels)
-    canvas.image(left, plot.top, wide * codes.shape[1], plot.bottom - plot.top, pixels)
-    frame = left, plot.top, plot.columns.end - left, plot.bottom - plot.top
-    canvas.box(*frame, edge=LINE, line=0.8, z=4)
-    # A wall of crosses says no more than its outline.
-    broken = np.argwhere(codes == BROKEN)
-    y, x = (broken[:: len(broken) // _MOST_CROSSES + 1] + 0.5).T
-    mark: Any = {"marker": "x", "markersize": 6, "markeredgewidth": 1.6}
-    canvas.line(left + wide * x, plot.top + tall * y, width=0, dash="None", z=5, **mark)
+@dataclass(frozen=True)
+class _Map:
+    """A heat map and where it stands."""
+
+    canvas: Canvas
+    columns: EventColumns
+    heat: Heat
+    top: float
+    bottom: float
+
+    def draw_cells(self, colors: list[str], each: int) -> None:
+        """Draw the cells, of `each` so many events, as an image, with crosses where a number is not finite."""
+        left, top, codes = self.columns.left, self.top, self.heat.codes
+        height = self.bottom - top
+        wide, tall = self.columns.width * each, height / len(codes)
+        pixels = _palette(colors)[codes]
+        self.canvas.image(left, top, wide * codes.shape[1], height, pixels)
+        across = self.columns.end - left
+        self.canvas.box(left, top, across, height, edge=LINE, line=0.8, z=4)
+        # A wall of crosses says no more than its outline.
+        broken = np.argwhere(codes == BROKEN)
+        y, x = (broken[:: len(broken) // _MOST_CROSSES + 1] + 0.5).T
+        mark: Any = {"marker": "x", "markersize": 6, "markeredgewidth": 1.6}
+        xs, ys = left + wide * x, top + tall * y
+        self.canvas.line(xs, ys, width=0, dash="None", z=5, **mark)
+
+    def draw_groups(self, groups: list[words.Group], rows: int) -> None:
+        """Name the groups of rows, the largest first; a name with no room is left to its neighbours."""
+        left, tall = self.columns.left, (self.bottom - self.top) / rows
+        room = int((left - 20) / text_width("x", 11.5))
+        taken: list[float] = []
+        for group in sorted(groups, key=lambda group: group.start - group.stop):
+            first = self.top + group.start * tall
+            height = (group.stop - group.start) * tall
+            if group.start and height >= 4:
+                ends = left - 7, self.columns.end
+                self.canvas.level(*ends, first, color=LINE, width=0.6)
+            middle = first + height / 2
+            if all(abs(middle - other) >= 13 for other in taken):
+                taken.append(middle)
+                name = words.shorten(group.name, room)
+                look: Any = {"size": 11.5, "mono": True, "ha": "right"}
+                self.canvas.text(left - 9, middle, name, **look)
+
+    def draw_rules(self) -> bool:
+        """Draw the lines of events where they stand apart, and return whether they do."""
+        columns = self.columns
+        ruled = []
+        for i, event in enumerate(columns.events):
+            if event.kind != "backward":
+                ruled.append((i, event))
+        if len(ruled) * _RULE > columns.end - columns.left:
+            return False
+        for i, event in ruled:
+            ends = columns.x(i), self.top - 3, self.bottom
+            draw_rule(self.canvas, event, *ends)
+        return True
+
+    def draw_ticks(self) -> None:
+        """Number some events below their columns."""
+        columns, y = self.columns, self.bottom + 13
+        canvas = self.canvas
+        count = len(columns.events)
+        for tick in MaxNLocator(8, integer=True).tick_values(0, count - 1):
+            if 0 <= tick < count:
+                x = columns.middle(int(tick))
+                canvas.upright(x, y - 13, y - 9, color=MUTED, width=0.8)
+                number = f"{columns.events[int(tick)].index:,}"
+                canvas.text(x, y, number, color=MUTED, ha="center")
+        canvas.text(columns.left - 9, y, "event", color=MUTED, ha="right")
 
 
-def _paint(cells: Heat, labels: tuple[str, ...]) -> np.ndarray:
-    """Colour the cells, RGBA: hue is the label, opacity the norm, because that works on a light and a dark page."""
-    colors = list(style.label_colors(labels).values()) or [style.CYCLE[0]]
-    palette = np.array([to_rgb(color) for color in colors])
-    pixels = np.zeros((*cells.codes.shape, 4))
-    pixels[cells.held] = 0.5, 0.5, 0.5, HELD
-    added = cells.codes > BROKEN
-    pixels[added, :3] = palette[cells.labels[added] % len(palette)]
-    pixels[added, 3] = opacity(cells.levels[added])
-    return pixels
+def _palette(colors: list[str]) -> np.ndarray:
+    """Return the colour of each code, RGBA: hue is the label, opacity the norm, for a light and a dark page."""
+    grey = [0.5, 0.5, 0.5, HELD]
+    palette = [[0.0] * 4, grey, grey]
+    for label in range(LABELS):
+        rgb = to_rgb(colors[label % len(colors)])
+        for level in range(LEVELS):
+            palette.append([*rgb, float(opacity(np.array(level)))])
+    return np.array(palette)
 
 
-def _draw_groups(canvas: Canvas, plot: _Map, groups: list[words.Group]) -> None:
-    left, tall = plot.columns.left, (plot.bottom - plot.top) / len(plot.rows)
-    taken: list[float] = []
-    # The largest groups get their names first; a name with no room is left to its neighbours.
-    for group in sorted(groups, key=lambda group: group.start - group.stop):
-        first, last = plot.top + group.start * tall, plot.top + group.stop * tall
-        if group.start and last - first >= 4:
-            canvas.level(left - 7, plot.columns.end, first, color=LINE, width=0.6)
-        middle = (first + last) / 2
-        if all(abs(middle - other) >= 13 for other in taken):
-            taken.append(middle)
-            room = int((left - 20) / text_width("x", 11.5))
-            name = words.shorten(group.name, room)
-            canvas.text(left - 9, middle, name, size=11.5, mono=True, ha="right")
-
-
-def _draw_strip(canvas: Canvas, plot: _Map, strip: Strip, base: float) -> None:
-    strip.draw(canvas, plot.columns, base, plot.each[0])
-    left, middle = plot.columns.left - 9, base - STRIP / 2
-    canvas.text(left, middle, strip.name, size=11.5, ha="right")
-    canvas.text(left, middle + 15, f"0 to {strip.most}", color=MUTED, ha="right")
-
-
-def _draw_ticks(canvas: Canvas, columns: EventColumns, top: float) -> None:
-    for i in ticks(len(columns.events)):
-        x = columns.middle(i)
-        canvas.upright(x, top, top + 4, color=MUTED, width=0.8)
-        number = f"{columns.events[i]:,}"
-        canvas.text(x, top + 13, number, color=MUTED, ha="center")
-    canvas.text(columns.left - 9, top + 13, "event", color=MUTED, ha="right")
-
-
-def _keys(plot: _Map, strips: list[Strip]) -> list[Key]:
-    colors = list(style.label_colors(plot.ledger.labels).items())
-    low, high = (style.number(10**end, 2) for end in plot.heat.range)
-    scale = f"norm added (log), {low} to {high}"
-    color = colors[0][1] if colors else style.CYCLE[0]
+def _keys(ledger: Ledger, cells: Heat) -> list[Key]:
+    low, high = (style.number(10**end, 2) for end in cells.range)
+    less = " or less" if cells.is_clipped else ""
+    scale = f"norm added (log), {low}{less} to {high}"
     weakest = float(opacity(np.array(0)))
-    keys = [Key(scale, color, weakest, kind="scale")]
-    for label, color in colors[:_MOST_COLORS]:
+    keys = [Key(scale, _colors(ledger)[0], weakest, kind="scale")]
+    for label, color in list(style.label_colors(ledger.labels).items())[:_MOST_COLORS]:
         keys.append(Key(words.shorten(label or "backward", 24), color))
     keys.append(Key(".grad held, nothing added", _GREY, HELD))
-    if (plot.heat.codes == 0).any():
+    if (cells.codes == 0).any():
         keys.append(Key("no .grad (None)", LINE, 0.0))
-    if plot.is_ruled:
-        keys += rule_keys(plot.ledger, plot.columns.events)
-    for strip in strips:
-        keys += strip.keys()
-    broken = int((~np.isfinite(plot.heat.added)).sum())
-    if broken:
-        text = f"not finite ({counted(broken, 'contribution')})"
+    if cells.broken:
+        text = f"not finite ({counted(cells.broken, 'contribution')})"
         keys.append(Key(text, INK, kind="cross"))
     return keys
 
 
-def _notes(plot: _Map) -> list[str]:
-    notes, cells, ruled = [], plot.heat, plot.ruled
-    if not plot.is_ruled:
-        kinds = [f"{ruled.count(kind):,} × {kind}" for kind in dict.fromkeys(ruled)]
+def _notes(
+    ledger: Ledger, cells: Heat, size: tuple[int, int], *, is_ruled: bool
+) -> list[str]:
+    notes = []
+    if not is_ruled:
         notes.append(
-            f"Too many for a line each: {', '.join(kinds)}. "
-            "events=slice(0, 60) shows a part of them."
+            "Lines of events have no room; events=slice(0, 60) shows a part of them."
         )
-    losses = len(plot.ledger.labels)
-    if losses > _MOST_COLORS:
-        notes.append(f"{losses} losses; colours repeat after the sixth.")
-    counts = ((plot.each[1], "parameter"), (plot.each[0], "event"))
-    thinned = [counted(n, what) for n, what in counts if n > 1]
-    if thinned:
-        each = " × ".join(thinned)
-        notes.append(f"Thinned: each cell shows the largest contribution of {each}.")
-    if 0 < cells.smallest < 10 ** cells.range[0] * (1 - 1e-6):
-        least = style.number(cells.smallest, 2)
+    if cells.codes.shape != size:
         notes.append(
-            f"The faintest colour also stands for smaller norms, down to {least}."
+            "Thinned: each cell shows the largest contribution of its neighbourhood."
         )
-    return notes if plot.ledger.complete else [*notes, "The recording is incomplete."]
+    if not ledger.complete:
+        notes.append("The recording is incomplete.")
+    return notes

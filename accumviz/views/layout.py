@@ -3,53 +3,50 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from accumviz.ledger.ledger import Ledger
-from accumviz.views import words
-from accumviz.views.parts import LivePart, extent, heights, present, segments, totals
+from accumviz.views import style, words
+from accumviz.views.parts import Gradient, Part, present
 
 # Up to so many parameters are drawn as lanes; on a page, of up to so many events, which are as many as have room.
 MOST_LANES, _MOST_EVENTS = 8, 96
 # How a part looks: added by this event, live since an earlier one, used by a step, or not from a recorded backward.
 LOOKS = ("new", "live", "used", "unseen")
+_MOST_COLORS = 8
 
 
 @dataclass(frozen=True)
-class LanePart:
-    """A part of a bar: the backward that added it (-1: none that was recorded), its amount, and where it stands.
-
-    It reaches from `start` to `start + length`; `together` counts the backwards that it is of.
-    """
-
-    born: int
-    amount: float
-    start: float
-    length: float
-    look: str
-    together: int
-
-
-@dataclass(frozen=True)
-class LaneBar:
-    """`.grad` after one event: what it comes to, and the parts of its bar, the oldest first.
+class Bar:
+    """`.grad` after one event: what it comes to, and the parts of its bar, the oldest first, with their lengths.
 
     `state` is "whole", "none" where there is no `.grad`, and "broken" where a number is not finite.
     """
 
     state: str
     grad: float
-    parts: tuple[LanePart, ...] = ()
+    parts: tuple[Part, ...] = ()
+    lengths: tuple[float, ...] = ()
+
+    def pieces(self) -> Iterator[tuple[Part, float, float]]:
+        """Yield each part, where it starts and its length: above zero they stand on each other, below they hang."""
+        ends = {True: 0.0, False: 0.0}
+        for part, length in zip(self.parts, self.lengths, strict=True):
+            side = length >= 0
+            yield part, ends[side], length
+            ends[side] += length
 
     @property
-    def end(self) -> float:
-        """Where the bar ends on the side of its total."""
-        ends = [0.0, self.grad]
-        for part in self.parts:
-            ends.append(part.start + part.length)
-        return min(ends) if self.grad < 0 else max(ends)
+    def reach(self) -> tuple[float, float]:
+        """How far it reaches below and above zero."""
+        ends = [0.0]
+        if self.state == "whole":
+            ends.append(self.grad)
+        for _, start, length in self.pieces():
+            ends.append(start + length)
+        return min(ends), max(ends)
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class Lane:
     signed: bool
     low: float
     high: float
-    bars: tuple[LaneBar, ...]
+    bars: tuple[Bar, ...]
 
 
 def lay_out(
@@ -72,20 +69,57 @@ def lay_out(
     >>> from accumviz.ledger.ledger import Parameter
     >>> rows = [dict(kind="backward", contribution={"w": -16}, grad={"w": -16})]
     >>> (lane,) = lay_out(Ledger.build([Parameter("w", (1,))], rows), [0], [0])
-    >>> lane.low, lane.high, lane.bars[0].parts[0].length
-    (-16.0, 0.0, -16.0)
+    >>> lane.low, lane.high, lane.bars[0].lengths
+    (-16.0, 0.0, (-16.0,))
     """
-    found = [_lane(ledger, p, list(events)) for p in parameters]
-    scales: dict[str, tuple[float, float]] = {}
-    for lane in found:
-        name = words.on_any_rank(lane.name)
-        low, high = scales.get(name, (0.0, 0.0))
-        scales[name] = min(low, lane.low), max(high, lane.high)
+    lanes = [_lane(ledger, p, events) for p in parameters]
+    scales = one_scale((lane.name, (lane.low, lane.high)) for lane in lanes)
     scaled = []
-    for lane in found:
+    for lane in lanes:
         low, high = scales[words.on_any_rank(lane.name)]
         scaled.append(replace(lane, low=low, high=high))
     return scaled
+
+
+def one_scale(
+    reaches: Iterable[tuple[str, tuple[float, float]]],
+) -> dict[str, tuple[float, float]]:
+    """Return how far each parameter reaches on all of its ranks together, because they are compared.
+
+    >>> one_scale([("rank 0 · w", (-1, 0)), ("rank 1 · w", (0, 2))])
+    {'w': (-1, 2)}
+    """
+    scales: dict[str, tuple[float, float]] = {}
+    for own_name, (low, high) in reaches:
+        name = words.on_any_rank(own_name)
+        least, most = scales.get(name, (low, high))
+        scales[name] = min(low, least), max(high, most)
+    return scales
+
+
+def _lane(ledger: Ledger, p: int, events: Sequence[int]) -> Lane:
+    gradient = Gradient(ledger, p)
+    bars = []
+    for e in events:
+        grad = float(gradient.grad[e])
+        if present(ledger, e, p):
+            bars.append(_bar(gradient.parts(e), grad, signed=gradient.signed))
+        else:
+            bars.append(Bar("none", math.nan))
+    lows, highs = zip(*(bar.reach for bar in bars), strict=True)
+    name = ledger.parameters[p].name
+    return Lane(p, name, gradient.signed, min(lows), max(highs), tuple(bars))
+
+
+def _bar(parts: list[Part], grad: float, *, signed: bool) -> Bar:
+    lengths = [part.amount for part in parts]
+    whole = sum(lengths)
+    if not math.isfinite(whole) or not math.isfinite(grad):
+        return Bar("broken", grad)
+    if whole and not signed:
+        # Norms do not add up: parts of a tensor share the height of its `‖.grad‖`.
+        lengths = [length * grad / whole for length in lengths]
+    return Bar("whole", grad, tuple(parts), tuple(lengths))
 
 
 def page_lanes(
@@ -99,7 +133,7 @@ def page_lanes(
     `LOOKS`. Parts stand on each other, as here.
     """
     count = len(ledger.parameters)
-    if not 0 < count <= MOST_LANES or len(events) > _MOST_EVENTS:
+    if not 0 < count <= MOST_LANES or not 0 < len(events) <= _MOST_EVENTS:
         return 0, {}
     lanes = lay_out(ledger, range(count), events)
     tall = 84 if count == 1 else 60
@@ -119,49 +153,32 @@ def _page_lane(lane: Lane) -> tuple[list[int], list[int], list[float], str]:
     looks = ""
     for event, bar in enumerate(lane.bars):
         counts.append({"none": -1, "broken": -2}.get(bar.state, len(bar.parts)))
-        for part in bar.parts:
+        for part, _, length in bar.pieces():
             ages.append(-1 if part.born < 0 else event - part.born)
-            lengths.append(float(f"{part.length:.3g}"))
+            lengths.append(float(f"{length:.3g}"))
             looks += str(LOOKS.index(part.look))
     return counts, ages, lengths, looks
 
 
-def _lane(ledger: Ledger, p: int, events: list[int]) -> Lane:
-    signed = words.is_signed(ledger, p)
-    grads = totals(ledger, p)[events]
-    stacks = segments(ledger, p, events)
-    bars, lengths = [], []
-    for event, stack, grad in zip(events, stacks, grads.tolist(), strict=True):
-        lengths.append(heights(stack, grad, signed))
-        if present(ledger, event, p):
-            bars.append(_bar(stack, lengths[-1], grad))
+def part_keys(
+    ledger: Ledger, looks: set[str], texts: dict[str, str], muted: str
+) -> list[tuple[str, str, str]]:
+    """Return the legend of the parts that are there: what it says of each look, the look, and a colour.
+
+    Where there are several losses, each is named with its colour.
+    """
+    colors = style.label_colors(ledger.labels)
+    keys = []
+    if len(colors) > 1 and "new" in looks:
+        for label, color in list(colors.items())[:_MOST_COLORS]:
+            keys.append((words.shorten(label or "backward", 28), "new", color))
+    color = next(iter(colors.values()), muted)
+    for look, text in texts.items():
+        if look not in looks or (look == "new" and keys):
+            continue
+        if look != "unseen":
+            keys.append((text, look, color))
         else:
-            bars.append(LaneBar("none", math.nan))
-    low, high = extent(lengths, grads)
-    return Lane(p, ledger.parameters[p].name, signed, low, high, tuple(bars))
-
-
-def _bar(stack: list[LivePart], lengths: list[float], grad: float) -> LaneBar:
-    amounts = [part.amount for part in stack]
-    if not all(map(math.isfinite, [grad, *amounts])):
-        return LaneBar("broken", grad)
-    ends = {True: 0.0, False: 0.0}
-    parts = []
-    for part, length in zip(stack, lengths, strict=True):
-        # Positive parts stand on each other above zero, negative ones hang below it.
-        side = length >= 0
-        start = ends[side]
-        ends[side] += length
-        drawn = LanePart(
-            part.born, part.amount, start, length, _look(part), part.together
-        )
-        parts.append(drawn)
-    return LaneBar("whole", grad, tuple(parts))
-
-
-def _look(part: LivePart) -> str:
-    if part.born < 0:
-        return "unseen"
-    if part.new:
-        return "new"
-    return "used" if part.used else "live"
+            from_ranks = bool(ledger.of("sync"))
+            keys.append(("from other ranks" if from_ranks else text, look, muted))
+    return keys

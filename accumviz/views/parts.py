@@ -12,34 +12,28 @@ from accumviz.ledger.flow import SAME, SAME_IN_HALF
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Ledger
 from accumviz.views import words
 
-_ALONE = 23  # parts of one `.grad`; earlier ones are put together
 # Digits of a factor in a page.
 _DIGITS = 6
 
 
-class LivePart(NamedTuple):
-    """A part of `.grad` after an event: which backward put it there, how much, and its state then.
+class Part(NamedTuple):
+    """A part of `.grad` after an event: the backward that put it there, how much it is, and how it looks.
 
-    `born` is -1 for what no recorded backward put there, or by a factor that is unknown. Where very many are live, the
-    early ones are `together` backwards in one part, of which `born` is the last.
+    `born` is -1 for what no recorded backward put there, or by a factor that is unknown. The look is "new" at the event
+    that adds it, "live", "used" by a step, or "unseen".
     """
 
     born: int
     amount: float
-    new: bool
-    used: bool
-    together: int = 1
+    look: str
 
 
-def segments(
-    ledger: Ledger, parameter: int, events: Sequence[int]
-) -> list[list[LivePart]]:
+def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list[Part]]:
     """Split `.grad` after each event into the contributions live in it.
 
     Amounts are signed for a parameter of one recorded element, 2-norms else, each times its
     coefficient in the flow. What is there by an unknown coefficient, or was not recorded, is one
-    part. Of many parts the last 23 stand alone; the early ones are put together by label, sign and
-    use.
+    part, the first.
 
     >>> from accumviz.ledger.ledger import Parameter
     >>> ledger = Ledger.build([Parameter("w", (1,))], [
@@ -49,13 +43,12 @@ def segments(
     >>> [[part.amount for part in parts] for parts in segments(ledger, 0, [0, 1])]
     [[-16.0], [-1.0]]
     """
-    gradient = _Gradient(ledger, parameter)
-    labels = ledger.columns.column("label")
-    return [_joined(gradient.parts(e), labels) for e in events]
+    gradient = Gradient(ledger, parameter)
+    return [gradient.parts(e) for e in events]
 
 
-class _Gradient:
-    """One parameter's `.grad` over time, and what of it is from whom."""
+class Gradient:
+    """One parameter's `.grad` over time, and what of it is from which backward."""
 
     def __init__(self, ledger: Ledger, parameter: int) -> None:
         self.ledger = ledger
@@ -67,34 +60,25 @@ class _Gradient:
             self.added = ledger.exact[parameter][0][:, 0]
         consumed = ledger.outcomes.consumed[:, parameter]
         self.consumed = np.where(consumed < 0, len(ledger), consumed)
-        averages = ledger.flow.averages(parameter)
-        self.averaged = int(averages[0]) if averages.size else len(ledger)
         half = "16" in ledger.parameters[parameter].dtype
         self.tolerance = SAME_IN_HALF if half else SAME
 
-    def parts(self, event: int) -> list[LivePart]:
-        """Return what is in `.grad` after an event, first what no known contribution is."""
+    def parts(self, event: int) -> list[Part]:
+        """Return what is in `.grad` after an event, first what no recorded contribution is."""
         flow = self.ledger.flow
         born = flow.live(event, self.parameter)
         coefficients = flow.coefficients(self.parameter, born, event)
-        amounts = self.added[born] * coefficients
-        used = self.consumed[born] <= event
         lost = np.isnan(coefficients)
-        kept = ~lost
-        columns = [column[kept].tolist() for column in (born, amounts, used)]
+        amounts = (self.added[born] * coefficients)[~lost].tolist()
         parts = []
-        for b, amount, spent in zip(*columns, strict=True):
-            parts.append(LivePart(b, amount, b == event, spent))
+        for b, amount in zip(born[~lost].tolist(), amounts, strict=True):
+            look = "used" if self.consumed[b] <= event else "live"
+            parts.append(Part(b, amount, "new" if b == event else look))
+        # Norms do not add up: how much of one is there by an unknown factor is a guess, and hatched.
+        rest = float(self.added[born[lost]].sum())
         if self.signed:
-            rest = self._rest(event, [part.amount for part in parts])
-        else:
-            # Norms do not add up: the height of this part is a guess, and hatched.
-            rest = float(self.added[born[lost]].sum())
-        # A step uses an average as a whole, not a rank's own part of it.
-        like = used[lost][-1:] if lost.any() else used[:1] & (self.averaged <= event)
-        if rest:
-            parts.insert(0, LivePart(-1, rest, False, bool(like.any())))
-        return parts
+            rest = self._rest(event, amounts)
+        return [Part(-1, rest, "unseen"), *parts] if rest else parts
 
     def _rest(self, event: int, amounts: list[float]) -> float:
         """Return what is in `.grad` besides these amounts, 0 where that is rounding."""
@@ -104,22 +88,6 @@ class _Gradient:
         rest = grad - math.fsum(amounts) if np.isfinite(amounts).all() else math.nan
         most = max(map(abs, [grad, *amounts]))
         return rest if abs(rest) > self.tolerance * most else 0.0
-
-
-def _joined(parts: list[LivePart], labels: np.ndarray) -> list[LivePart]:
-    """Put early parts of one look together, where there are many."""
-    many = len(parts) - _ALONE
-    if many < 2:
-        return parts
-    looks: dict[tuple[Any, ...], LivePart] = {}
-    for part in parts[:many]:
-        label = labels[part.born] if part.born >= 0 else None
-        look = label, part.amount > 0, part.used
-        before = looks.get(look, part._replace(amount=0.0, together=0))
-        amount = before.amount + part.amount
-        together = before.together + 1
-        looks[look] = part._replace(amount=amount, together=together)
-    return [*looks.values(), *parts[many:]]
 
 
 def present(ledger: Ledger, event: int, parameter: int) -> bool:
@@ -134,16 +102,7 @@ def totals(ledger: Ledger, p: int) -> np.ndarray:
     return ledger.grad[:, p].astype(float)
 
 
-def heights(stack: list[LivePart], grad: float, signed: bool) -> list[float]:
-    """Return how tall each part is drawn. Norms do not add up: parts of a tensor share the height of its `‖.grad‖`."""
-    amounts = [part.amount for part in stack]
-    whole = sum(amounts)
-    if signed or not np.isfinite(whole) or not np.isfinite(grad) or whole == 0:
-        return amounts
-    return [amount * grad / whole for amount in amounts]
-
-
-def extent(stacks: list[list[float]], grads: np.ndarray) -> tuple[float, float]:
+def _reach(stacks: list[list[float]], grads: np.ndarray) -> tuple[float, float]:
     """Return how far bars and totals reach below and above zero."""
     reached = [0.0, *grads[np.isfinite(grads)].tolist()]
     for stack in stacks:
@@ -167,7 +126,7 @@ def of_signed(
 
     The latter are ranges: where one begins, where it ends, and so on.
     """
-    gradient = _Gradient(ledger, parameter)
+    gradient = Gradient(ledger, parameter)
     stacks = [gradient.parts(e) for e in chosen.tolist()]
     amounts = []
     unseen = []
@@ -176,7 +135,7 @@ def of_signed(
         unseen.append(int(bool(stack) and stack[0].born < 0))
     changes = np.diff(unseen, prepend=0, append=0)
     edges = np.flatnonzero(changes).tolist()
-    return extent(amounts, gradient.grad[chosen]), edges
+    return _reach(amounts, gradient.grad[chosen]), edges
 
 
 def lifetimes(

@@ -18,7 +18,7 @@ from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import counted, encoded, literal
 from accumviz.views import shares, style, words
 from accumviz.views.heat import BROKEN, PRESENT_ONLY, heat
-from accumviz.views.layout import LOOKS, page_lanes
+from accumviz.views.layout import LOOKS, one_scale, page_lanes, part_keys
 from accumviz.views.listing import listing
 from accumviz.views.parts import lifetimes, of_signed
 
@@ -40,7 +40,12 @@ _NONE, _ZERO, _NAN, _INFINITE = 0, 1, 65534, 65535
 _WIDEST = 640
 _MUTED = "var(--av-muted)"
 # What the legends say of the looks of parts of `.grad`, and of shares.
-_PARTS = {"new": "added now", "live": "already in .grad", "used": "used by a step"}
+_PARTS = {
+    "new": "added now",
+    "live": "already in .grad",
+    "used": "used by a step",
+    "unseen": "not recorded",
+}
 _SHARES = {
     "new": "one backward",
     "used": "used by an earlier step, too",
@@ -286,19 +291,11 @@ def _keys(
     ledger: Ledger, events: Sequence[Event], lanes: dict[str, list[Any]]
 ) -> list[list[str]]:
     """Return the legend, of what there is: what it says, the look of its swatch, its colour."""
-    colors = style.label_colors(ledger.labels)
-    keys = []
-    if len(colors) > 1:
-        for label, color in list(colors.items())[:8]:
-            keys.append([words.shorten(label or "backward", 28), "new", color])
-    color = next(iter(colors.values()), _MUTED)
     looks = _looks(ledger, lanes)
-    for look, text in _PARTS.items():
-        if look in looks and not (look == "new" and keys):
-            keys.append([text, look, color])
-    if "unseen" in looks:
-        text = "from other ranks" if ledger.of("sync") else "not recorded"
-        keys.append([text, "live", _MUTED])
+    keys = []
+    for text, look, color in part_keys(ledger, looks, _PARTS, _MUTED):
+        # A canvas has no hatching.
+        keys.append([text, "live" if look == "unseen" else look, color])
     for kind in dict.fromkeys(str(event.kind) for event in events):
         color, dashes = style.kind(kind)
         if kind != "backward":
@@ -445,10 +442,12 @@ def _rows(
         grads = np.concatenate([grads, _group_norms(grads, groups)])
     for row, first, grad in zip(rows, added, grads, strict=True):
         highest = grad[np.isfinite(grad)].max(initial=0.0)
-        row.setdefault("r", plain([0.0, highest]))
+        row.setdefault("r", (0.0, float(highest)))
         if len(chosen) and not _begins(ledger.events[0], first[0], grad[0]):
             row["u"] = 1
-    _to_one_scale(rows)
+    scales = one_scale((row["n"], row["r"]) for row in rows)
+    for row in rows:
+        row["r"] = plain(scales[words.on_any_rank(row["n"])])
     return {"c": added.ravel(), "g": grads.ravel()}, rows
 
 
@@ -461,7 +460,7 @@ def _parameter(ledger: Ledger, p: int, chosen: np.ndarray) -> dict[str, Any]:
     }
     if words.is_signed(ledger, p):
         reach, unseen = of_signed(ledger, p, chosen)
-        row["r"] = plain(list(reach))
+        row["r"] = reach
         if unseen:
             row["z"] = unseen
     averages = ledger.flow.averages(p)
@@ -490,16 +489,6 @@ def _begins(first: Event, added: float, grad: float) -> bool:
     if first.kind == "zero_grad":
         return False
     return bool(grad < 0) or math.isclose(grad, added, rel_tol=1e-3)
-
-
-def _to_one_scale(rows: list[dict[str, Any]]) -> None:
-    """Draw one parameter on several ranks to one scale, because they are compared."""
-    scales: dict[str, list[Any]] = {}
-    for row in rows:
-        low, high = row["r"]
-        scale = scales.setdefault(words.on_any_rank(row["n"]), [low, high])
-        scale[:] = min(low, scale[0]), max(high, scale[1])
-        row["r"] = scale
 
 
 def _add_flow(

@@ -11,18 +11,18 @@ from accumviz.ledger.ledger import Event, Ledger, Parameter, Recorded, recorded
 from accumviz.show import counted
 from accumviz.views import heatmap, style, words
 from accumviz.views.columns import (
-    STRIP,
+    NAMED,
     EventColumns,
-    Strip,
     draw_headings,
+    draw_name,
     draw_rule,
+    draw_strips,
     heading_height,
     rule_keys,
     strips_of,
 )
 from accumviz.views.figure import (
     INK,
-    LINE,
     LIVE,
     MUTED,
     PHONE,
@@ -34,24 +34,25 @@ from accumviz.views.figure import (
     draw_legend,
     text_width,
 )
-from accumviz.views.layout import LOOKS, MOST_LANES, Lane, LaneBar, LanePart, lay_out
-from accumviz.views.sharebars import ShareStrip
+from accumviz.views.layout import MOST_LANES, Bar, Lane, lay_out, part_keys
+from accumviz.views.parts import Part
+from accumviz.views.sharebars import TALL, ShareStrip
 
 _LEFT, _NARROWEST, _TIGHT, _WIDEST = 14.0, 21.0, 13.0, 112.0
-# How tall the line of a lane's name is, and a lane: one, two or three, more.
-_NAMED, _TALL = 20.0, (150.0, 112.0, 88.0)
+# How tall a lane is: one, two or three, more.
+_LANES = (150.0, 112.0, 88.0)
 # Room beyond the end of a bar for its total; where none is, for "None"; and for nothing.
 _TOTAL, _NONE, _CLEAR = 27.0, 23.0, 15.0
-# From these widths on, a column has room for a word, and for the number of what was erased.
-_WORDY, _SPACIOUS = 36.0, 80.0
+# From this width on, a column has room for a word.
+_WORDY = 36.0
 # A part that is thinner has no outline: the outlines would be all of it.
 _THIN = 4.0
-# What the legend says of the looks of parts, their opacity and their hatching.
+# The opacity of the looks of parts, their hatching, and what the legend says of them.
 _LOOKS = {
-    "new": ("added by this backward", 1.0, None),
-    "live": ("already in .grad", LIVE, None),
-    "used": ("already used by a step", 0.0, None),
-    "unseen": ("not from a recorded backward", 0.0, "xx"),
+    "new": (1.0, None, "added by this backward"),
+    "live": (LIVE, None, "already in .grad"),
+    "used": (0.0, None, "already used by a step"),
+    "unseen": (0.0, "xx", "not from a recorded backward"),
 }
 
 
@@ -139,7 +140,7 @@ def _draw(
     least = _TIGHT if width <= PHONE else _NARROWEST
     if room < least or len(rows) > MOST_LANES:
         return heatmap.draw(ledger, rows, events, width)
-    columns = EventColumns(_LEFT, min(room, _WIDEST), events)
+    columns = EventColumns(_LEFT, min(room, _WIDEST), [ledger[e] for e in events])
     canvas = Canvas(max(columns.end + right, min(width, 400.0)))
     lanes = lay_out(ledger, rows, events)
     return _Painter(canvas, ledger, columns, lanes).paint()
@@ -167,11 +168,6 @@ class _Place:
         """Return where a value stands."""
         return self.zero - value * self.scale
 
-    def box(self, part: LanePart) -> tuple[float, float]:
-        """Return the upper edge of a part and its height."""
-        ends = self.y(part.start), self.y(part.start + part.length)
-        return min(ends), abs(ends[1] - ends[0])
-
 
 class _Painter:
     """The canvas of one timeline with lanes, and what is painted on it."""
@@ -181,108 +177,103 @@ class _Painter:
     ) -> None:
         self.canvas, self.ledger, self.columns = canvas, ledger, columns
         self.lanes = lanes
-        self.events = [ledger[e] for e in columns.events]
         self.colors = style.label_colors(ledger.labels)
         self.bar = min(columns.width * 0.66, 52.0)
-        self.letters = 12.0 if columns.width >= 44 else 11.0
-        self.unwritten = self.foreign = False
+        self.digits = 4 if columns.width >= _WORDY else 3
+        # Whether a total had no room, and a line was faint.
+        self.left_out = self.foreign = False
 
     def paint(self) -> PageFigure:
         """Paint headings, lanes, shares, bytes and the legend, from the top."""
-        canvas, ledger, columns = self.canvas, self.ledger, self.columns
-        y = heading_height(ledger, columns)
-        draw_headings(canvas, ledger, columns, 0.0, y)
-        tall = _TALL[min(len(self.lanes) // 2, 2)]
+        canvas, columns = self.canvas, self.columns
+        events = columns.events
+        y = heading_height(columns)
+        draw_headings(canvas, columns, 0.0, y)
+        tall = _LANES[min(len(self.lanes) // 2, 2)]
         for lane in self.lanes:
             what = "number" if lane.signed else "norm ‖·‖"
-            self._name(lane.name, what, y, mono=True)
-            self._lane(lane, _Place.of(lane, y + _NAMED, tall))
-            y += _NAMED + tall
-        shares = ShareStrip.of(ledger, columns.events)
+            draw_name(canvas, lane.name, what, y, mono=True)
+            self._lane(lane, _Place.of(lane, y + NAMED, tall))
+            y += NAMED + tall
+        keys = self._keys()
+        shares = ShareStrip(self.ledger, [event.index for event in events])
         if shares.bars:
-            self._name("shares of the step", "", y)
-            shares.draw(canvas, columns, y + _NAMED)
-            y += _NAMED + shares.tall
-        strips = strips_of(ledger, columns.events)
+            draw_name(canvas, "shares of the step", "", y)
+            shares.draw(canvas, columns, y + NAMED)
+            y += NAMED + TALL
+            keys += shares.keys()
+            self.left_out |= shares.left_out
+        strips = strips_of(events)
+        y = draw_strips(canvas, columns, strips, y)
         for strip in strips:
-            self._name(strip.name, f"0 to {strip.most}", y)
-            y += _NAMED + STRIP
-            strip.draw(canvas, columns, y - 4)
-        keys = self._keys(strips) + shares.keys()
-        notes = self._notes() + shares.notes(columns)
+            keys += strip.keys()
+        notes = self._notes() + shares.notes()
         return canvas.finish(draw_legend(canvas, keys, notes, y + 12) + 6)
-
-    def _name(self, name: str, what: str, y: float, *, mono: bool = False) -> None:
-        """Write a name above its lane, with what its bars are at the other end."""
-        canvas = self.canvas
-        canvas.level(10, self.columns.end, y, color=LINE, width=0.6, alpha=0.8, z=0)
-        what_width = text_width(what, 11)
-        room = int((canvas.width - 30 - what_width) / text_width("x", 12.5))
-        middle = y + _NAMED / 2
-        canvas.text(10, middle, words.shorten(name, room), size=12.5, mono=mono)
-        canvas.text(canvas.width - 10, middle, what, color=MUTED, ha="right")
 
     def _lane(self, lane: Lane, place: _Place) -> None:
         canvas, columns = self.canvas, self.columns
         parameter = self.ledger.parameters[lane.parameter]
-        for i, event in enumerate(self.events):
+        for i, event in enumerate(columns.events):
             foreign = _is_foreign(self.ledger, event, parameter)
             self.foreign |= foreign
             ends = columns.x(i), place.top, place.bottom
             draw_rule(canvas, event, *ends, faint=foreign)
         canvas.level(columns.left, columns.end, place.zero, color=MUTED, width=0.9, z=1)
-        digits, totals = self._totals(lane)
-        self._numbers(lane, place, digits)
-        for i, (bar, total) in enumerate(zip(lane.bars, totals, strict=True)):
+        texts = [style.number(bar.grad, self.digits) for bar in lane.bars]
+        rooms = self._rooms([self._width(text) for text in texts])
+        for i, (bar, text) in enumerate(zip(lane.bars, texts, strict=True)):
             if bar.state == "none":
                 self._absent(lane, place, i)
             elif bar.state == "broken":
-                self._broken(place, i, style.number(bar.grad, digits))
+                self._broken(place, i, text)
             else:
-                self._bar(bar, place, i, total)
-            self._erased(lane, place, i, digits)
+                self._bar(bar, place, i)
+                self._total(bar, place, i, text, rooms[i])
+            self._erased(lane, place, i)
 
-    def _totals(self, lane: Lane) -> tuple[int, list[str]]:
-        """Return the totals in as many digits as have room: all, else those that a step used, else none."""
-        width = self.columns.width
-        grads = [bar.grad if bar.state == "whole" else None for bar in lane.bars]
-        kinds = [*(event.kind for event in self.events), ""]
-        used = [
-            grad if kind == "step" and following != "step" else None
-            for grad, (kind, following) in zip(
-                grads, itertools.pairwise(kinds), strict=True
-            )
-        ]
-        for chosen, room in ((grads, width), (used, 2 * width)):
-            for digits in (4, 3):
-                texts = [style.number(x, digits) for x in chosen if x is not None]
-                if all(self._width(text) < room - 4 for text in texts):
-                    self.unwritten |= chosen != grads
-                    left = iter(texts)
-                    return digits, ["" if x is None else next(left) for x in chosen]
-        self.unwritten = True
-        return 3, [""] * len(grads)
+    def _rooms(self, widths: list[float]) -> list[float]:
+        """Return the room of each total: a column if all fit there, else two, where a step used it."""
+        column = self.columns.width
+        if max(widths) <= column:
+            return [column] * len(widths)
+        kinds = [event.kind for event in self.columns.events] + [""]
+        rooms = []
+        for kind, following in itertools.pairwise(kinds):
+            is_used = kind == "step" and following != "step"
+            rooms.append(2 * column if is_used else 0.0)
+        return rooms
 
     def _width(self, total: str) -> float:
-        return text_width(total, self.letters, bold=True)
+        return text_width(total, 11, bold=True) + 4
 
-    def _bar(self, bar: LaneBar, place: _Place, i: int, total: str) -> None:
+    def _bar(self, bar: Bar, place: _Place, i: int) -> None:
         canvas, middle = self.canvas, self.columns.middle(i)
-        for part in bar.parts:
-            self._part(part, place, middle - self.bar / 2)
+        for part, start, length in bar.pieces():
+            ends = place.y(start), place.y(start + length)
+            self._part(part, middle - self.bar / 2, min(ends), abs(ends[1] - ends[0]))
+            # A lone part that was there is its own total, which stands at the end.
+            if len(bar.parts) > 1 or part.look == "new":
+                self._number(
+                    part, middle, min(ends), abs(length) * place.scale, bar, place
+                )
         left, right = middle - self.bar / 2 - 4, middle + self.bar / 2 + 4
         canvas.level(left, right, place.y(bar.grad), width=2.6, z=4)
-        y = place.y(bar.end) + (13 if bar.grad < 0 else -12)
-        # A total that reaches over the next column stands on lines, and clears them.
-        wide = self._width(total) > self.columns.width
-        canvas.text(
-            middle, y, total, size=self.letters, weight="bold", ha="center", ground=wide
-        )
 
-    def _part(self, part: LanePart, place: _Place, x: float) -> None:
-        canvas, (y, height) = self.canvas, place.box(part)
+    def _total(self, bar: Bar, place: _Place, i: int, text: str, room: float) -> None:
+        """Write what a bar comes to beyond its end, where that has room."""
+        if self._width(text) > room:
+            self.left_out = True
+            return
+        low, high = bar.reach
+        y = place.y(low) + 13 if bar.grad < 0 else place.y(high) - 12
+        middle = self.columns.middle(i)
+        wide = self._width(text) > self.columns.width
+        self.canvas.text(middle, y, text, weight="bold", ha="center", ground=wide)
+
+    def _part(self, part: Part, x: float, y: float, height: float) -> None:
+        canvas = self.canvas
         color = self._color(part)
-        _, alpha, hatch = _LOOKS[part.look]
+        alpha, hatch, _ = _LOOKS[part.look]
         if height >= _THIN:
             box = x, y + 0.6, self.bar, height - 1.2
             canvas.box(*box, fill=color, alpha=alpha, edge=color, line=1.2, hatch=hatch)
@@ -293,47 +284,23 @@ class _Painter:
         for side in (x, x + self.bar):
             canvas.upright(side, y, y + height, color=color, width=1.2, z=2)
 
-    def _color(self, part: LanePart) -> str:
+    def _color(self, part: Part) -> str:
         if part.born < 0:
             return MUTED
         return self.colors.get(self.ledger[part.born].label, MUTED)
 
-    def _numbers(self, lane: Lane, place: _Place, digits: int) -> None:
-        """Write the amounts of new parts into them if all have room, and then those of old ones."""
-        for new in (True, False):
-            labels = []
-            for i, bar in enumerate(lane.bars):
-                for part in bar.parts:
-                    # A lone old part is its own total, which stands at the end.
-                    alone = len(bar.parts) == 1 and not new
-                    tall = abs(part.length) * place.scale >= _THIN
-                    if (part.look == "new") == new and tall and not alone:
-                        labels.append((i, bar, part))
-            if not all(
-                self._has_room(bar, part, place, digits) for _, bar, part in labels
-            ):
-                return
-            for i, bar, part in labels:
-                self._number(self.columns.middle(i), bar, part, place, digits)
-
-    def _has_room(
-        self, bar: LaneBar, part: LanePart, place: _Place, digits: int
-    ) -> bool:
-        text = style.number(part.amount, digits)
-        room = clear_of(*place.box(part), place.y(bar.grad))[1]
-        return (
-            part.together == 1 and room >= 14 and text_width(text, 11) <= self.bar - 3
-        )
-
     def _number(
-        self, x: float, bar: LaneBar, part: LanePart, place: _Place, digits: int
+        self, part: Part, x: float, y: float, height: float, bar: Bar, place: _Place
     ) -> None:
-        text = style.number(part.amount, digits)
-        y = clear_of(*place.box(part), place.y(bar.grad))[0]
+        """Write how much a part is into it, where that has room beside the line of the total."""
+        text = style.number(part.amount)
+        middle, room = clear_of(y, height, place.y(bar.grad))
+        if room < 14 or text_width(text, 11) > self.bar - 3:
+            return
         ink = style.ink_on(self._color(part)) if part.look == "new" else INK
         # On a hatched ground, a number stands in a clear one.
         ground = part.look == "unseen"
-        self.canvas.text(x, y, text, ha="center", color=ink, ground=ground)
+        self.canvas.text(x, middle, text, ha="center", color=ink, ground=ground)
 
     def _absent(self, lane: Lane, place: _Place, i: int) -> None:
         canvas, middle, half = self.canvas, self.columns.middle(i), self.bar / 2
@@ -355,61 +322,44 @@ class _Painter:
         box = middle - self.bar / 2, top, self.bar, tall
         canvas.box(*box, edge=INK, hatch="///", line=1.2, z=3)
         y = place.bottom - 12 if low else place.top + 14
-        canvas.text(middle, y, text, size=12, weight="bold", ha="center")
+        canvas.text(middle, y, text, weight="bold", ha="center")
 
-    def _erased(self, lane: Lane, place: _Place, i: int, digits: int) -> None:
+    def _erased(self, lane: Lane, place: _Place, i: int) -> None:
         """Mark what an event erased before any step used it."""
-        lost = self.ledger.unconsumed(self.columns.events[i]).get(lane.name)
+        event = self.columns.events[i].index
+        lost = self.ledger.unconsumed(event).get(lane.name)
         if not lost:
             return
-        text = "×"
-        if self.columns.width >= _SPACIOUS:
-            amount = words.value(self.ledger, lost[0], lane.parameter, "contribution")
-            text = f"× {amount}"
-            if len(lost) > 1 or len(text) > 11:
-                text = f"× {counted(len(lost), 'part')}"
+        what = counted(len(lost), "part")
+        if len(lost) == 1:
+            what = words.value(self.ledger, lost[0], lane.parameter, "contribution")
+        text = f"× {what}"
+        if text_width(text, 11) > self.columns.width:
+            text = "×"
         middle = (place.top + place.bottom) / 2
         y = middle + (18 if place.zero < middle else -18)
         self.canvas.text(self.columns.middle(i), y, text, ha="center")
 
-    def _keys(self, strips: list[Strip]) -> list[Key]:
+    def _keys(self) -> list[Key]:
         """Return the entries of the legend: only what this figure shows."""
         bars = [bar for lane in self.lanes for bar in lane.bars]
         states = {bar.state for bar in bars}
-        keys = self._part_keys([part for bar in bars for part in bar.parts])
+        looks = {part.look for bar in bars for part in bar.parts}
+        texts = {look: text for look, (_, _, text) in _LOOKS.items()}
+        keys = []
+        for text, look, color in part_keys(self.ledger, looks, texts, MUTED):
+            alpha, hatch, _ = _LOOKS[look]
+            keys.append(Key(text, color, alpha, hatch))
         keys.append(Key(".grad after the event", INK, kind="total"))
-        if any(self.ledger.unconsumed(e) for e in self.columns.events):
+        events = self.columns.events
+        if any(self.ledger.unconsumed(event.index) for event in events):
             keys.append(Key("erased before any step used it", INK, kind="cross"))
         if "broken" in states:
             keys.append(Key("not finite", INK, 0.0, "///"))
         if "none" in states:
             sign = "" if self.columns.width >= _WORDY else "∅: "
             keys.append(Key(f"{sign}no .grad (None)", MUTED, kind="dots"))
-        keys += rule_keys(self.ledger, self.columns.events)
-        for strip in strips:
-            keys += strip.keys()
-        return keys
-
-    def _part_keys(self, parts: list[LanePart]) -> list[Key]:
-        """Return the entries for the colours of losses, where there are several, and for the looks of parts."""
-        shown = {self.ledger[part.born].label for part in parts if part.born >= 0}
-        colors = {label: ink for label, ink in self.colors.items() if label in shown}
-        keys = []
-        if len(colors) > 1:
-            for label, color in colors.items():
-                keys.append(Key(words.shorten(label or "backward", 28), color))
-        first, *others = colors.values() or [MUTED]
-        looks = {part.look for part in parts}
-        for look in LOOKS:
-            text, alpha, hatch = _LOOKS[look]
-            if look not in looks:
-                continue
-            if look == "unseen":
-                ranks = "from other ranks" if self.ledger.of("sync") else text
-                keys.append(Key(ranks, MUTED, alpha, hatch))
-            else:
-                keys.append(Key(text, first, alpha, beside=tuple(others[:1])))
-        return keys
+        return keys + rule_keys(events)
 
     def _notes(self) -> list[str]:
         split = []
@@ -417,16 +367,16 @@ class _Painter:
             if any(len(bar.parts) > 1 for bar in lane.bars):
                 split.append(lane)
         scales = {(lane.low, lane.high) for lane in self.lanes} - {(0.0, 0.0)}
-        said = {
+        notes = {
             "The recording is incomplete.": not self.ledger.complete,
-            "Totals without room are left out here; they stand in the words below.": self.unwritten,
+            "Numbers without room are left out here; they stand in the words below.": self.left_out,
             "The line of an event is faint where it does not concern a parameter.": self.foreign,
             "Norms do not add up: the parts of a tensor share the height of ‖.grad‖ "
             "in proportion to their own.": not all(lane.signed for lane in split),
             "Bars grow from zero, the oldest part first.": bool(split),
             "Each lane has a scale of its own.": len(scales) > 1,
         }
-        return [note for note, holds in said.items() if holds]
+        return [note for note, holds in notes.items() if holds]
 
 
 def _is_foreign(ledger: Ledger, event: Event, parameter: Parameter) -> bool:

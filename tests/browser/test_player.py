@@ -393,7 +393,7 @@ def averaged(total: float) -> dict[str, Any]:
 @pytest.mark.parametrize("ranks", [False, True])
 def test_parts_and_total_of_a_bar_are_those_of_the_timeline_drawn_to_one_scale(show: Show, ranks: bool) -> None:
     """At every event, whatever became of a part: as long as it is much, and all of it as long as `.grad` says."""
-    looks = {"new": lambda part: part.new, "used": lambda part: part.used and not part.new}
+    looks = {"new": lambda part: part.look == "new", "used": lambda part: part.look == "used"}
     rows = [
         added(8, 8),
         added(4, 12),

@@ -39,8 +39,8 @@ def test_words_tell_what_is_allocated_and_a_new_maximum_only_where_there_was_one
 
 def test_a_timeline_has_a_strip_for_them_only_where_they_were_measured(ledger: Ledger) -> None:
     shown = texts(timeline(ledger))
-    assert {"allocated on device", "bytes allocated after the event", "new maximum on the way"} <= set(shown)
-    assert "2 KiB" in shown
+    assert {"allocated on device", "allocated after it", "new maximum on the way"} <= set(shown)
+    assert "0 to 8 KiB" in shown
     plain = Ledger.build([W], [{"kind": "backward", "contribution": {"w": 1}, "grad": {"w": 1}}])
     assert "allocated on device" not in texts(timeline(plain))
     assert timeline(ledger).get_figheight() > timeline(plain).get_figheight()
