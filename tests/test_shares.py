@@ -351,6 +351,15 @@ def test_a_gradient_replaced_by_hand_is_unknown_in_shares_timeline_page_and_repo
     assert not report.healthy and UNREAD[BY_HAND] in report.reason
 
 
+def test_of_one_large_parameter_its_norm_alone_shows_no_factor_of_a_change_by_hand() -> None:
+    given = {"contribution": {"w": 2.0}, "details": {"terms": [term(8, 0.5)]}}
+    rows = [{"kind": "backward", "grad": {"w": 2.0}, **given}]
+    rows += [{"kind": kind, "grad": {"w": 1.0}} for kind in ("edit", "step")]
+    built = Ledger.build([Parameter("w", (9, 9), optimizers=(0,))], rows)
+    ledger = Ledger(built.parameters, built.events, built.contribution, built.grad, built.state)  # no elements
+    assert [row.unknown for row in ledger.shares()] == [UNREAD[BY_HAND]]
+
+
 @pytest.mark.parametrize(
     ("first", "step"),
     [
