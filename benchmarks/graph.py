@@ -14,7 +14,7 @@ from torch import nn
 
 from accumviz.graph.trace import trace
 from accumviz.recorder.memory import saved_storages
-from accumviz.views.graph import to_svg
+from accumviz.views.graph import graph_html
 from accumviz.views.graphviz import graphviz
 
 
@@ -34,7 +34,7 @@ def _drawing(layers: int) -> list[dict[str, Any]]:
         return model(given).mean()
 
     def ours() -> None:
-        to_svg(trace(loss()))
+        graph_html(trace(loss()))
 
     def theirs() -> None:
         with warnings.catch_warnings():

@@ -76,25 +76,23 @@ def _element_names(ledger: Ledger) -> Names:
 
 
 def play(
-    ledger: Ledger | Recorded | Graph | None,
-    graph: Graph | Mapping[int, Graph] | None = None,
+    ledger: Ledger | Recorded,
+    graphs: Mapping[int, Graph] | None = None,
     *,
     loss: Loss | None = None,
 ) -> Player:
-    """Show code, graph, `.grad`, weights, timeline and shares under one scrubber, with no kernel.
+    """Show code, graphs, `.grad`, weights, timeline and shares under one scrubber, with no kernel.
 
-    `ledger` may be the recording, whose own graphs are shown where none are given. `graph` is one
-    graph for all backwards, or each backward's own by its event's index. Either of the two may be
-    missing: `play(ledger)` has no graph pane, `play(graph)` nothing else. Weights of one or two
+    `ledger` may be the recording, whose own graphs are shown where none are given. `graphs` holds
+    graphs of backwards, by the index of the event. Weights of one or two
     elements are drawn on their way; `loss`, a function of a single weight, puts its curve below.
     Raises `TypeError` for anything else, `ValueError` for the graph of an event that is no backward.
 
     >>> play(Ledger.build([], []))
     Player: 0 events, 0 parameters; a notebook shows it, .save('run.html') writes a page
     """
-    shown = player.play(ledger, graph)
-    ledgers = [] if shown.ledger is None else [shown.ledger]
-    shown.ground = field(ledgers, loss)
+    shown = player.play(ledger, graphs)
+    shown.ground = field([shown.ledger], loss)
     return shown
 
 

@@ -23,17 +23,16 @@ html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --a
 .av-graph .av-scroll { overflow: auto; max-height: 75rem; }
 .av-graph svg { display: block; height: auto;
   width: var(--av-width); max-width: 100%; min-width: calc(var(--av-width) * $shrink); }
-:where(.av-graph:not(.av-drawn)) text { font-size: ${small}px; fill: var(--av-text); unicode-bidi: isolate; }
+:where(.av-graph:not(.av-drawn)) text { font: ${small}px $mono; fill: var(--av-text); unicode-bidi: isolate; }
 .av-graph .av-mono { font-family: $mono; }
-.av-graph .av-title { font-family: $mono; font-size: ${title}px; font-weight: 600; }
+.av-graph .av-title { font-size: ${title}px; font-weight: 600; }
 .av-graph .av-quiet { fill: var(--av-muted); }
-.av-graph .av-box { fill: var(--av-surface); stroke: var(--av-line); stroke-width: 1.2; }
-.av-graph .av-behind { fill: var(--av-surface); stroke: var(--av-line); opacity: 0.75; }
+.av-graph .av-card { fill: var(--av-surface); stroke: var(--av-line); stroke-width: 1.2; }
 .av-graph .av-rule { stroke: var(--av-line); }
-.av-graph .av-accumulate .av-box { fill: var(--av-leaf); fill-opacity: 0.13; stroke: var(--av-leaf); }
-.av-graph .av-root .av-box { fill: var(--av-root); fill-opacity: 0.13; stroke: var(--av-root); stroke-width: 2.2; }
-.av-graph .av-freed .av-box { fill: none; stroke-dasharray: 5 4; }
-.av-graph .av-freed:not(.av-root) .av-box { stroke: var(--av-muted); }
+.av-graph .av-accumulate .av-card { fill: var(--av-leaf); fill-opacity: 0.13; stroke: var(--av-leaf); }
+.av-graph .av-root .av-card { fill: var(--av-root); fill-opacity: 0.13; stroke: var(--av-root); stroke-width: 2.2; }
+.av-graph .av-freed .av-card { fill: none; stroke-dasharray: 5 4; }
+.av-graph .av-freed:not(.av-root) .av-card { stroke: var(--av-muted); }
 .av-graph .av-freed text { fill: var(--av-muted); }
 .av-graph .av-edge { fill: none; stroke: var(--av-muted); stroke-width: 1.4; }
 .av-graph .av-tip { fill: var(--av-muted); stroke: none; }

@@ -34,12 +34,11 @@ MOVED = Ledger.build(
 )
 GRAPH = Graph((Node(0, "PowBackward0", "loss"), Node(1, "AccumulateGrad", "w")), (Edge(0, 1),), (0,))
 PLAYERS: dict[str, Any] = {
-    "with a graph": play(ONE, GRAPH),
+    "with a graph": play(ONE, {0: GRAPH}),
     "without graphs": play(ONE),
-    "a graph alone": play(GRAPH),
     "grouped": play(MANY),
     "no event": play(Ledger.build([], [])),
-    "weights on their curve": play(MOVED, GRAPH, loss=lambda w: w * w),
+    "weights on their curve": play(MOVED, {0: GRAPH}, loss=lambda w: w * w),
     "runs by name": explore({"one": MOVED, "other": MOVED}, loss=lambda w: w * w),
     "two runs beside each other": explore(lambda k: (ONE, {0: GRAPH}, {"k": k}), k=[1, 2], against={"k": 2}),
 }
@@ -91,7 +90,7 @@ def test_axe_finds_nothing_on_predictions_asked_and_answered(mode: str, watch: O
     head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>Two predictions</title>'
     grounds = "<style>:root { color-scheme: light dark } body { background: Canvas; color: CanvasText }</style>"
     grounds += "<body><main><h1>Two predictions</h1>"
-    shown = "".join(one.to_html() for one in ASKED) + play(ONE, GRAPH).to_html()  # on a ground that is not ours
+    shown = "".join(one.to_html() for one in ASKED) + play(ONE, {0: GRAPH}).to_html()  # on a ground that is not ours
     (tmp_path / "page.html").write_text(f"{head}{grounds}{shown}</main>", "utf-8")
     watched = watch(mode, reduced_motion="reduce")
     page = watched.page

@@ -10,7 +10,6 @@ import numpy as np
 
 from accumviz.book.explore import explore
 from accumviz.book.weights import play
-from accumviz.graph.graph import Graph
 from accumviz.ledger.ledger import Ledger, Parameter
 from tests.browser.frames import drawn
 from tests.toys import CODE, ROWS, W, chain, large, toy
@@ -91,7 +90,6 @@ def test_every_rule_of_a_style_sheet_has_an_element_in_some_state(watch: Open, t
         play(toy(), {0: chain()}),
         play(Ledger.build([W, Parameter("b", (2,))], [*steps, *unseen, *nan])),
         play(large(12, 40)),
-        play(Graph(())),
         play(Ledger.build([W], [{"kind": "zero_grad"}] * 2)),
         play(ledger_of(window(*[[term(0.5), term(-0.5, op="Neg")]] * 2))),
     ]

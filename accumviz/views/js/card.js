@@ -8,9 +8,6 @@ import { isGrad } from "./moment.js";
 
 const LINE = 17;
 
-/** @param {NodeData} node @param {number} i */
-const isLate = ({ n }, i) => isGrad(n.slice(0, i + 1).findLast(Boolean) ?? "");
-
 /** @param {NodeData} node @param {string[]} numbers */
 export function card(node, numbers) {
   const [x, y] = node.b;
@@ -20,7 +17,7 @@ export function card(node, numbers) {
   numbers.forEach((text, i) => {
     const base = node.y + LINE * i;
     const name = svg("text.av-quiet", { x: 11, y: base }, node.n[i]);
-    el.append(svg(isLate(node, i) ? "g.av-late" : "g", {}, name, svg("text", { x: 59, y: base }, text)));
+    el.append(svg(isGrad(node.n[i]) ? "g.av-late" : "g", {}, name, svg("text", { x: 59, y: base }, text)));
   });
   const saves = el.querySelector(".av-saves");
   const told = saves?.textContent ?? "";

@@ -22,9 +22,6 @@ import { clamp, counted } from "./numbers.js";
  * @property {boolean} kept  whether what the nodes saved outlives the backward
  */
 
-/** A graph without a ledger is that of event 0. @param {Ledger} ledger @param {number} e */
-const lastBackward = ({ length, backward }, e) => (length ? backward[e] ?? -1 : 0);
-
 /** The graph of a backward, as it is folded now. @param {Ledger} ledger @param {Data} data @param {number} owner */
 function graphOf({ other }, { graphs, of }, owner) {
   const graph = graphs[of[owner]];
@@ -36,7 +33,7 @@ const unmade = (graph) => (!graph || graph.made ? 0 : -graph.order.length);
 
 /** @param {Ledger} ledger @param {Data} data @param {Pick<At, "e" | "n">} at @returns {Moment} */
 export function moment(ledger, data, { e, n }) {
-  const since = lastBackward(ledger, e);
+  const since = ledger.backward[e] ?? -1;
   const coming = since < 0;
   const owner = coming ? ledger.kinds.indexOf("backward") : since;
   const graph = graphOf(ledger, data, owner);
@@ -101,5 +98,5 @@ export function remark(ledger, data, { owner, graph, now, coming, kept }) {
   if (coming) return data.before[1];
   if (!graph) return data.undrawn[owner] || data.bars[3];
   const past = `The graph of event ${ledger.index(owner)}, ${kept ? "retained" : "freed by its backward"}.`;
-  return [now ? data.remark : past, ...data.layouts[graph.l].notes].join(" ").trim();
+  return [now ? "" : past, ...data.layouts[graph.l].notes].join(" ").trim();
 }

@@ -160,7 +160,6 @@ export interface Data {
   graphs: GraphData[];
   of: Record<string, number>;
   undrawn: Record<string, string>;
-  remark: string;
   marks: string;
   /** What is said before the first event, of its graph; what bars and hatched ones mean; more; of a lost graph. */
   before: [string, string];
