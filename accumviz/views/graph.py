@@ -203,7 +203,9 @@ def _card(node: Node, is_root: bool, leaf: str) -> Card:
         if value is not None:
             numbers.append((label, _written(value)))
     full = literal(node.title)
-    return Card(_clip(full), shape, list(map(literal, _rows(node))), numbers, kinds, full)
+    return Card(
+        _clip(full), shape, list(map(literal, _rows(node))), numbers, kinds, full
+    )
 
 
 def _rows(node: Node) -> list[str]:
