@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from accumviz.book.explore import explore
-from accumviz.book.predict import predict
 from accumviz.book.weights import play
-from accumviz.graph.graph import Edge, Graph, Node, Saved
+from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger
 from accumviz.views.timeline import timeline
 from tests.browser.frames import drawn
@@ -21,20 +20,6 @@ from tests.toys import ROWS, W, chain, toy
 
 Open = Callable[..., Any]
 BOXES = "els => els.map(el => el.getBoundingClientRect().toJSON())"
-
-
-def test_on_a_phone_the_code_of_a_teaching_loop_stands_whole(shown: Callable[..., Any]) -> None:
-    source = "import torch\n\n" + LONG * 2
-    ledger = Ledger.build([W], [{**ROWS[0], "line": 5}], sources={"a.py": source})
-    pane = shown(play(ledger), width=375).locator(".av-in-code .av-win")
-    assert pane.evaluate("box => box.clientHeight") >= 320
-
-
-def test_code_that_goes_on_below_says_so_at_its_edge(shown: Callable[..., Any]) -> None:
-    ledger = Ledger.build([W], [{**ROWS[0], "line": 5}], sources={"a.py": LONG * 9})
-    box = shown(play(ledger), width=300).locator(".av-in-code .av-win")
-    assert box.evaluate("box => box.scrollHeight > box.clientHeight")
-    assert "local" in box.evaluate("box => getComputedStyle(box).backgroundAttachment")
 
 
 def test_before_the_first_event_no_number_of_one_is_told_and_the_scrubber_keeps_its_length(
@@ -64,39 +49,6 @@ def test_a_bar_too_short_to_be_seen_says_how_short_it_is(shown: Callable[..., An
     assert bar.get_attribute("data-told") == "1/65536 of the scale"
 
 
-PARTS = """async outer => {
-    outer.style.cssText = "width: 800px; max-width: none; margin: 0";
-    const parts = () => {
-        const {x, y} = outer.getBoundingClientRect();
-        return [...outer.querySelectorAll("*:not(style, script, option)")].map(element => {
-            const box = element.getBoundingClientRect(), {fontSize, fontFamily, color} = getComputedStyle(element);
-            const at = box.width ? [box.x - x, box.y - y, box.width, box.height].map(Math.round) : [];
-            return [element.tagName, element.getAttribute("class"), at, fontSize, fontFamily, color].join(" ");
-        });
-    };
-    for (let now, before = "", still = 0; still < 20; before = now) {  // panes follow their new width
-        await new Promise(requestAnimationFrame);
-        now = parts().join();
-        still = now === before ? still + 1 : 0;
-    }
-    return parts();
-}"""
-
-
-def test_what_a_prediction_reveals_looks_as_it_does_alone(shown: Callable[..., Any]) -> None:
-    """Both have rows, buttons and code: rules of the one gave the other's lines of code the height of a button."""
-    walk = Ledger.build([W], weighed([{**row, "file": "a.py"} for row in ROWS]), sources={"a.py": LONG})
-    view = explore({"a": walk, "b": toy()}, against={"run": "b"})
-    still = {"reduced_motion": "reduce"}
-    alone = shown(view, **still).locator(".av-explorer").first.evaluate(PARTS)
-    page = shown(predict("What?", 1, reveal=view), wait=".av-ask", **still)
-    page.locator("input.av-field").fill("1")
-    page.get_by_role("button", name="Check").click()
-    amid = page.locator(".av-explorer").first.evaluate(PARTS)
-    assert len(alone) > 100
-    assert [pair for pair in zip(alone, amid, strict=True) if pair[0] != pair[1]][:4] == []
-
-
 def test_a_figure_that_plays_keeps_its_height(shown: Callable[..., Any]) -> None:
     """What is said below a graph and a bar takes one line or two: the page below went up and down with it."""
     walk = Ledger.build([W], weighed(ROWS), sources={"a.py": LONG})
@@ -107,22 +59,6 @@ def test_a_figure_that_plays_keeps_its_height(shown: Callable[..., Any]) -> None
         heights.append(page.locator(".av-frame").bounding_box()["height"])
         page.get_by_role("button", name="next event").click()
     assert max(heights) - min(heights) <= 2
-
-
-def test_a_graph_of_six_nodes_and_what_stands_above_it_fit_a_screen(shown: Callable[..., Any]) -> None:
-    """The root, where backward begins, lay below the first screen of the front page."""
-    kept = (Saved("_saved_self", (1,), "float32", 4, 1),)
-    nodes = [
-        Node(i, "PowBackward0", "loss" if i == 0 else "", shape=(1,), saved=kept, value=[4.0], grad=[1.0])
-        for i in range(5)
-    ]
-    leaf = Node(5, "AccumulateGrad", "w", shape=(1,), value=[1.0], grad=[-16.0])
-    tall = Graph((*nodes, leaf), tuple(Edge(i, i + 1) for i in range(5)), (0,))
-    page = shown(play(toy(), {0: tall}), width=1040)
-    (frame,), (root,) = (page.locator(name).evaluate_all(BOXES) for name in (".av-frame", ".av-root"))
-    assert root["bottom"] - frame["top"] <= 700
-    letters = page.locator(".av-root text").last.bounding_box()
-    assert letters["height"] >= 11, "and it can be read"
 
 
 def test_a_graph_folds_and_unfolds_by_key_and_shows_one_form_at_a_time(watch: Open, tmp_path: Path) -> None:
@@ -178,14 +114,6 @@ def test_a_finger_has_room_to_scrub_on_a_phone(shown: Callable[..., Any]) -> Non
             assert button["y"] < slider["y"] + slider["height"] / 2 < button["y"] + button["height"]
             for one in bar.locator(".av-b").all():
                 assert min(one.bounding_box()[side] for side in ("width", "height")) >= 44
-
-
-def test_a_preset_is_compared_with_another_one(shown: Callable[..., Any]) -> None:
-    """Both sides showed the same run: nothing could be seen to differ. So it is of runs that are the same."""
-    page = shown(explore({"a": toy(), "b": toy()}, start={"run": "b"}), width=1280)
-    page.get_by_role("button", name="Compare with another run").click()
-    chosen = ".av-xside:not([hidden]) input:checked"
-    assert page.locator(chosen).evaluate_all("radios => radios.map(radio => radio.ariaLabel)") == ["b", "a"]
 
 
 def test_a_finger_meets_every_choice_of_an_explorer(shown: Callable[..., Any]) -> None:

@@ -132,14 +132,6 @@ def test_space_plays_and_pauses(show: Show) -> None:
     assert played.said == before
 
 
-def test_space_on_a_button_is_a_press_of_it_alone(show: Show) -> None:
-    played = show(play(TOY)).played
-    played.root.get_by_role("button", name="next event").focus()
-    played.press(" ")
-    assert "Event 1" in played.said
-    assert played.root.get_by_role("button", name="pause").count() == 0
-
-
 def test_playing_comes_to_the_end_and_stops(show: Show) -> None:
     played = show(play(TOY)).played
     played.root.get_by_role("button", name="play", exact=True).click()
@@ -498,16 +490,6 @@ def test_a_deep_model_is_folded_by_module_in_graph_and_grad_alike(show: Show) ->
     drawn(played.page)
     assert [row.get_attribute("aria-expanded") for row in rows.all()][:4] == ["true", "undefined", "undefined", "false"]
     assert watched.complaints == []
-
-
-def test_lines_that_are_left_out_are_named_in_the_legend(show: Show) -> None:
-    legends = []
-    for ledger in (TOY, large(600, 4)):
-        legend = show(play(ledger)).page.locator(".av-in-time .av-note")
-        legend.locator(".av-key").first.wait_for()
-        legends.append(legend.inner_text())
-    assert ["left out" in legend for legend in legends] == [False, True]
-    assert ["zero_grad" in legend for legend in legends] == [True, False]
 
 
 def test_a_legend_names_only_marks_that_are_there(show: Show) -> None:

@@ -111,15 +111,6 @@ def test_a_swipe_over_a_pane_moves_the_page_and_nothing_else(between: Callable[.
     assert page.locator(".av-say").inner_text() == said
 
 
-def test_swipes_come_past_every_pane_that_scrolls(between: Callable[..., Any]) -> None:
-    page = between(lengthy(), width=375, has_touch=True)
-    for place in SCROLLING[:2]:
-        page.locator(place).first.evaluate("pane => { pane.scrollTop = 1e6; }")
-        assert swiped(page, place, 240) > 180, place
-        page.locator(place).first.evaluate("pane => { pane.scrollTop = 0; }")
-        assert swiped(page, place, -240) < -180, place
-
-
 def test_an_explorer_and_its_players_let_wheel_and_finger_through(between: Callable[..., Any]) -> None:
     def experiment(k: int) -> Ledger:
         return Ledger.build([W], ROWS[:k], sources=toy().sources)

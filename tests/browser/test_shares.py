@@ -12,7 +12,6 @@ import pytest
 from accumviz.book.explore import explore
 from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger
-from tests.browser.frames import drawn
 from tests.toys import toy
 from tests.views.test_shares import RIGHT, ledger_of, term, window
 
@@ -45,20 +44,6 @@ def test_objectives_are_told_apart_on_a_phone(show: Callable[..., Any]) -> None:
         assert len(seen) == len(set(seen)) > 1
         assert [name.split()[-1] for name in seen] == ["Mse", "Mean", "2"], "it is told by its end"
         assert "loss · MeanBackward0" in names.nth(1).get_attribute("title"), "the sentence has all of it"
-
-
-def test_what_is_said_of_a_step_moves_nothing_below_it(show: Callable[..., Any]) -> None:
-    """A sentence of one line and one of four: all that stands below jumped from step to step, and came back."""
-    odd = [term(0.4, unknown="its loss is odd, and so are all that come after it, whatever they are called")]
-    pane = show(play(ledger_of(window(term(1.0)), window(*[odd] * 3), window(term(1.0)))), width=375).pane
-    heights, said = set(), set()
-    for line in pane.locator("[role=option] .av-of").all():
-        line.click()
-        drawn(pane.page)
-        heights.add(pane.bounding_box()["height"])
-        said.add(pane.locator(".av-weighs").evaluate("one => one.textContent.length"))
-    assert len(said) > 1
-    assert len(heights) == 1
 
 
 def boxes(pane: Any, line: int) -> list[dict[str, float]]:

@@ -71,16 +71,6 @@ def test_an_admonition_is_a_quotation_with_a_bold_title() -> None:
     assert plain(myst, Book()) == "> **Predict, by $x$**\n>\n> How many?\n>\n> - one\n> - two\n\nNext."
 
 
-def test_a_note_keeps_its_first_words_and_what_stands_in_it() -> None:
-    assert plain("```{note} Beware\nof `x`.\n```", Book()) == "> **Note**\n>\n> Beware\n> of `x`."
-    nested = "::::{tip}\n```{math}\nx\n```\n::::"
-    assert plain(nested, Book()) == "> **Tip**\n>\n> $$\n> x\n> $$"
-
-
-def test_a_numbered_equation_shows_its_number() -> None:
-    assert plain("```{math}\n:label: eq-sum\na = b\n```", Book()) == "$$\na = b\n\\tag{3.1}\n$$"
-
-
 def test_each_claim_has_its_verdict_below_it() -> None:
     myst = "```{claims}\nAn article\n\n1. That {math}`x`\n   grows.\n2. It falls.\n\nAnother\n\n13. Both,\n   too.\n```"
     assert plain(myst, Book()).split("\n\n") == [

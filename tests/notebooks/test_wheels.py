@@ -5,14 +5,12 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
-import lzma
 import zipfile
 from pathlib import Path
 
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell
 from packaging.requirements import Requirement
-from wherebook import notebooks, setupcell, wheels
+from wherebook import setupcell, wheels
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,12 +53,6 @@ def test_a_wheel_records_what_it_holds_and_bears_its_licence(name: str, ours: wh
     assert not any(path.endswith((".pyc", "/INSTALLER", "/direct_url.json")) for path in files)
 
 
-@pytest.mark.parametrize("line", ["import torchviz", "import torchviz.dot as drawing", "from torchviz import make_dot"])
-def test_a_page_brings_what_it_imports_in_whatever_way(line: str) -> None:
-    cells = [new_markdown_cell("import nothing"), new_code_cell(f"import torch\n{line}")]
-    assert notebooks.imported(cells) == {"torch", "torchviz"}
-
-
 def test_a_package_with_compiled_parts_is_not_carried() -> None:
     with pytest.raises(ValueError, match="numpy is more than a folder of Python files"):
         wheels.installed("numpy")
@@ -73,9 +65,3 @@ def test_the_needs_are_the_highest_lower_bounds_without_conditions_and_without_w
 
     two = [wheel("a", "torch>=2.4", "b>=1", "x>=3; sys_platform == 'linux'"), wheel("b", "torch>=2.10", "tqdm")]
     assert wheels.needs(two) == {"torch": "2.10", "tqdm": "0"}
-
-
-def test_what_is_packed_comes_back() -> None:
-    text = wheels.packed(b"\x00\xff" * 1000)
-    assert max(map(len, text.splitlines())) <= wheels.LINE
-    assert lzma.decompress(base64.b85decode("".join(text.split()))) == b"\x00\xff" * 1000

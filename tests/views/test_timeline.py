@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 import accumviz as av
 from accumviz.ledger.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger, Parameter
 from accumviz.views import style
-from accumviz.views.figure import PageFigure
 from accumviz.views.layout import lay_out, page_lanes
 from accumviz.views.parts import segments
 from accumviz.views.timeline import timeline
@@ -116,14 +115,6 @@ def test_what_is_none_or_not_finite_has_no_parts() -> None:
     assert [(part.born, part.look) for part in lane.bars[2].parts] == [(-1, "unseen")]
     assert {"None", "∞", "not finite", "not from a recorded backward"} <= set(texts(timeline(ledger)))
     assert page_lanes(ledger, range(3)) == (84, {"n": [[-1, -2, 1]], "age": [[-1]], "by": [[4]], "look": ["3"]})
-
-
-def test_totals_without_room_are_those_of_steps_and_that_is_said() -> None:
-    rows = [add(-0.00123, -0.00123), add(-5.0, -5.00123), {"kind": "step", "grad": {"w": -5.00123}}]
-    for times, told in ((1, ["−0.00123", "−5.001", "−5.001"]), (6, ["−5"] * 6)):
-        figure = timeline(Ledger.build([W], [*rows, {"kind": "zero_grad"}] * times))
-        assert [text for text, _ in bold(figure)] == told
-        assert ("Numbers without room" in " ".join(texts(figure))) == (times > 1)
 
 
 NOTES: dict[str, tuple[Ledger, str, int]] = {
@@ -399,30 +390,6 @@ def test_a_heat_map_says_how_large_norms_are_and_what_all_of_grad_comes_to() -> 
     drawing = av.timeline(Ledger.build([Parameter(name, (1,)) for name in names], [row])).to_svg()
     assert "0 to 5<" in drawing
     assert "norm added (log), 3 to 4<" in drawing
-
-
-def boxes(figure: PageFigure) -> list[tuple[str, Any]]:
-    """Each text of a figure and the box that it takes, in pixels from the top left."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    renderer, scale = FigureCanvasAgg(figure).get_renderer(), 72 / figure.dpi
-    height = figure.get_size_inches()[1] * 72
-    found = []
-    for text in figure.axes[0].texts:
-        box = text.get_window_extent(renderer)
-        found.append(
-            (text.get_text(), (box.x0 * scale, height - box.y1 * scale, box.x1 * scale, height - box.y0 * scale))
-        )
-    return found
-
-
-def bold(figure: PageFigure) -> list[tuple[str, Any]]:
-    """The texts that are totals, of lanes and of shares, with their boxes."""
-    return [
-        one
-        for one, text in zip(boxes(figure), figure.axes[0].texts, strict=True)
-        if one[0] and text.get_weight() == "bold"
-    ]
 
 
 def test_one_parameter_on_several_ranks_has_one_scale() -> None:
