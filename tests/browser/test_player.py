@@ -439,59 +439,6 @@ def test_many_parameters_are_grouped_unfolded_and_found_by_name(show: Show) -> N
     assert watched.complaints == []
 
 
-def deep(layers: int = 14, operations: int = 40) -> tuple[Ledger, Graph]:
-    """Two backwards through a stack of modules, each with a weight and a bias."""
-    nodes, edges = [Node(0, "NllLossBackward0", "loss")], []
-    for layer in reversed(range(layers)):
-        for _ in range(operations):
-            edges.append(Edge(len(nodes) - 1 - 2 * (nodes[-1].op == "AccumulateGrad"), len(nodes)))
-            nodes.append(Node(len(nodes), "MulBackward0", module=f"layers.{layer}"))
-        last = len(nodes) - 1
-        for name in ("weight", "bias"):
-            edges.append(Edge(last, len(nodes)))
-            nodes.append(Node(len(nodes), "AccumulateGrad", f"layers.{layer}.{name}", f"layers.{layer}"))
-    names = [f"layers.{layer}.{name}" for layer in range(layers) for name in ("weight", "bias")]
-    rows = [
-        {
-            "kind": "backward",
-            "label": "loss",
-            "contribution": dict.fromkeys(names, 1),
-            "grad": dict.fromkeys(names, size),
-        }
-        for size in (1, 2)
-    ]
-    ledger = Ledger.build([Parameter(name, (8, 8)) for name in names], rows)
-    return ledger, Graph(tuple(nodes), tuple(edges), (0,))
-
-
-def test_a_deep_model_is_folded_by_module_in_graph_and_grad_alike(show: Show) -> None:
-    ledger, graph = deep()
-    watched = show(play(ledger, {0: graph, 1: graph}))
-    played = watched.played
-    rows = played.root.locator(".av-row:visible")
-    assert rows.nth(1).inner_text().startswith("▸ layers.1")
-    assert played.root.locator(".av-node").count() < 40
-    played.go("next event")
-    assert f"{len(graph)} nodes drawn as" in played.root.locator(".av-in-graph .av-note").inner_text()
-    played.go("next event")
-    steps = played.root.get_by_label("node by node")
-    steps.fill(str(3 + int(steps.get_attribute("max")) // 2))
-    box = played.root.locator(".av-in-grad .av-win")
-    box.evaluate("box => { box.scrollTop = box.scrollHeight; }")
-    drawn(played.page)
-    ran = played.root.locator(".av-done .av-title").all_text_contents()
-    new = [row.inner_text().split()[1] for row in rows.all() if row.locator(".av-new:visible").count()]
-    assert "3 of" in played.said
-    assert new == sorted((name for name in ran if name.startswith("layers")), key=lambda name: int(name[7:]))
-    assert new
-    box.evaluate("box => { box.scrollTop = 0; }")
-    drawn(played.page)
-    rows.nth(0).click()
-    drawn(played.page)
-    assert [row.get_attribute("aria-expanded") for row in rows.all()][:4] == ["true", "undefined", "undefined", "false"]
-    assert watched.complaints == []
-
-
 def test_a_legend_names_only_marks_that_are_there(show: Show) -> None:
     """One backward and its zero; the same loop for so long that a phone shows a heat map."""
     rows = [{"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 1.0}}, {"kind": "zero_grad"}]

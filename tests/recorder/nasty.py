@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -493,14 +494,10 @@ def _compiled(record: Record, backend: str, *, inside: bool) -> Any:
     return model
 
 
-@loop(2)
-def compiled_whole_before_the_recording(record: Record) -> Any:
-    return _compiled(record, "aot_eager", inside=False)
-
-
-@loop(2)
-def compiled_whole_by_the_eager_backend(record: Record) -> Any:
-    return _compiled(record, "eager", inside=True)
+LOOPS |= {
+    "compiled whole before the recording": Loop(partial(_compiled, backend="aot_eager", inside=False), 2),
+    "compiled whole by the eager backend": Loop(partial(_compiled, backend="eager", inside=True), 2),
+}
 
 
 # --- others at work on torch ----------------------------------------------------------------------
@@ -572,24 +569,14 @@ def _raising(record: Record, error: BaseException, *, caught: bool = False) -> A
     return model
 
 
-@loop(3)
-def an_error_in_a_backward_that_is_caught(record: Record) -> Any:
-    return _raising(record, ValueError("caught"), caught=True)
-
-
-@loop(2)
-def an_interrupt_in_a_backward(record: Record) -> Any:
-    return _raising(record, KeyboardInterrupt())
-
-
-@loop(2)
-def an_error_that_cannot_be_written_down(record: Record) -> Any:
-    return _raising(record, Unspeakable(1, 2))
-
-
-@loop(3)
-def an_error_that_cannot_be_written_down_and_is_caught(record: Record) -> Any:
-    return _raising(record, Unspeakable(1, 2), caught=True)
+LOOPS |= {
+    "an error in a backward that is caught": Loop(partial(_raising, error=ValueError("caught"), caught=True), 3),
+    "an interrupt in a backward": Loop(partial(_raising, error=KeyboardInterrupt()), 2),
+    "an error that cannot be written down": Loop(partial(_raising, error=Unspeakable(1, 2)), 2),
+    "an error that cannot be written down and is caught": Loop(
+        partial(_raising, error=Unspeakable(1, 2), caught=True), 3
+    ),
+}
 
 
 @loop(2)
@@ -674,22 +661,18 @@ def tensor_parallel(record: Record) -> Any:
     return _accumulate(record, model, sgd(model))
 
 
-@loop(4, ranks=True)
-def fsdp1(record: Record) -> Any:
+def _fsdp1(record: Record, use_orig_params: bool) -> Any:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     with _quiet():
-        model = FullyShardedDataParallel(net(), device_id=torch.device("cpu"))
+        model = FullyShardedDataParallel(net(), device_id=torch.device("cpu"), use_orig_params=use_orig_params)
         return _accumulate(record, model, sgd(model), lambda: model.clip_grad_norm_(0.1))
 
 
-@loop(4, ranks=True)
-def fsdp1_with_the_parameters_as_they_were(record: Record) -> Any:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    with _quiet():
-        model = FullyShardedDataParallel(net(), device_id=torch.device("cpu"), use_orig_params=True)
-        return _accumulate(record, model, sgd(model), lambda: model.clip_grad_norm_(0.1))
+IN_RANKS |= {
+    "fsdp1": Loop(partial(_fsdp1, use_orig_params=False), 4),
+    "fsdp1 with the parameters as they were": Loop(partial(_fsdp1, use_orig_params=True), 4),
+}
 
 
 @loop(4, ranks=True)

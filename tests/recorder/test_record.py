@@ -5,9 +5,7 @@ from __future__ import annotations
 import linecache
 import math
 import os
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 import accumviz as av
 from accumviz.ledger.ledger import CHANGED, CONTRIBUTED, PRESENT
 from accumviz.recorder import patches
-from tests.light import LIGHT
 from tests.thorough import examples
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,40 +92,6 @@ def test_code_without_a_readable_source_has_a_line_and_its_loss_its_operation() 
     finally:
         del linecache.cache["<cell>"]
     assert [(event.line, event.label) for event in recording.ledger] == [(2, "SumBackward0"), (1, "SumBackward0")]
-
-
-def test_a_notebook_cell_is_named_by_its_number(tmp_path: Path) -> None:
-    pytest.importorskip("IPython")
-    cell = """def login():
-    return 'secret'
-
-
-w = torch.ones(2, requires_grad=True)
-with av.record(w) as recording:
-    loss = (w * w).sum()
-    loss.backward()"""
-    script = f"""
-    cell = {cell!r}
-    from IPython.core.interactiveshell import InteractiveShell
-    shell = InteractiveShell.instance()
-    shell.run_cell("import torch, accumviz as av", store_history=True)
-    shell.run_cell(cell, store_history=True)
-    ledger = shell.user_ns["recording"].ledger
-    event = ledger[0]
-    print("secret" in ledger.sources["In[2]"], ledger.sources["In[2]"].splitlines()[5:7])
-    print(event.file, event.line, event.label, event.source, sep="|")
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", LIGHT + textwrap.dedent(script)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "IPYTHONDIR": str(tmp_path)},
-    )
-    sources, event = done.stdout.strip().splitlines()[-2:]
-    assert event == "In[2]|8|loss|loss.backward()"
-    assert sources == "False ['with av.record(w) as recording:', '    loss = (w * w).sum()']"
 
 
 # --- the loss -----------------------------------------------------------------------------------

@@ -413,16 +413,3 @@ def test_one_parameter_on_several_ranks_has_one_scale() -> None:
 
 
 # --- what a mark means is said, and each thing has a mark of its own
-
-
-def test_stacks_of_one_step_are_named() -> None:
-    def term(op: str) -> dict[str, Any]:
-        return {"op": op, "reduction": "mean", "elements": 8, "factor": 1.0, "unknown": ""}
-
-    one = add(-1, -1, details={"terms": [term("MseLossBackward0"), term("MeanBackward0")]})
-    step = {"kind": "step", "grad": {"w": -1.0}, "details": {"optimizer": "SGD"}}
-    shown = texts(timeline(Ledger.build([W], [one, step])))
-    (note,) = [text for text in shown if text.startswith("Shares of one step, from the left: ")]
-    assert "MseLossBackward0" in note
-    alone = add(-1, -1, details={"terms": [term("MseLossBackward0")]})
-    assert not any("from the left" in text for text in texts(timeline(Ledger.build([W], [alone, step]))))
