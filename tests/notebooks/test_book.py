@@ -156,15 +156,3 @@ def test_where_the_address_is_known_other_pages_are_linked_and_the_rest_is_byte_
     assert "[As before](https://example.org/book/one.html#sec-first)" in words
     assert "[another page](https://example.org/book/one.html)" in words
     assert (tmp_path / "notebooks" / "one.ipynb").read_bytes() == (built / "one.ipynb").read_bytes()
-
-
-def test_what_has_no_plain_form_fails_the_build_with_the_name_of_its_page(
-    sources: Path, built: Path, tmp_path: Path
-) -> None:
-    for page in sources.iterdir():
-        if page.is_file():
-            (tmp_path / page.name).write_text(page.read_text())
-    (tmp_path / "two.md").write_text(HEAD + TWO + "\n{abbr}`MSE (mean squared error)`\n")
-    done = build(tmp_path, tmp_path / "built")
-    assert done.returncode != 0
-    assert "two cannot become a notebook: the role {abbr} has no plain form" in done.stderr
