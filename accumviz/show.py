@@ -30,29 +30,30 @@ body .accumviz { --av-accent: light-dark(#0072b2, #6cb8e6); --av-ground: light-d
   --av-surface: light-dark(#f3f5f7, #20262d); }
 h1 { font: 600 1rem system-ui, sans-serif; margin: 0 0 0.5rem; }
 """
-# JSON has none of these three.
-_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def literal(text: str, *, keep: str = "") -> str:
-    """Make a text safe to draw: white space becomes a blank, other unprintable characters visible, but for some.
+def literal(text: str) -> str:
+    """Make a text safe to draw: white space becomes a blank, other unprintable characters visible.
 
     >>> literal("a\\tb\\u202ec")
     'a b�c'
     """
-    return "".join(
-        c if c.isprintable() or c in keep else " " if c.isspace() else "�"
-        for c in str(text)
-    )
+    return "".join(map(_visible, str(text)))
 
 
-def escape(text: str, *, keep: str = "") -> str:
+def _visible(char: str) -> str:
+    if char.isprintable():
+        return char
+    return " " if char.isspace() else "�"
+
+
+def escape(text: str) -> str:
     """Make any text safe inside an element or a quoted attribute.
 
     >>> escape("<b>\\u202e")
     '&lt;b&gt;�'
     """
-    return html.escape(literal(text, keep=keep))
+    return html.escape(literal(text))
 
 
 # In prose: code, which stays; what opens a quotation, or closes one; minus signs, ranges and dates; an equation.
@@ -64,7 +65,7 @@ _TYPED = re.compile(
 
 
 def typeset(text: str) -> str:
-    """A text as print has it, except for the code in it: curly quotes, true minus signs, equations on one line.
+    """Write a text as print has it, except for the code in it: curly quotes, true minus signs, equations on one line.
 
     >>> print(typeset("the step's '-4', 3e-8, 4-8 and not 1-D, `x['a-1']`, 2026-11-21"))
     the step’s ‘−4’, 3e−8, 4–8 and not 1-D, `x['a-1']`, 2026-11-21
@@ -89,20 +90,22 @@ def typeset(text: str) -> str:
 
 
 def marked(text: str, *, veiled: bool = False) -> str:
-    """A text with `code` in backticks, as HTML; veiled, each character as a number that only browsers read.
+    """Write a text with `code` in backticks as HTML; veiled, each character as a number that only browsers read.
 
     >>> marked("`w` < 1")
     '<code>w</code> &lt; 1'
     """
     # Printable throughout, so that no character turns the direction of what follows.
     parts = re.split(r"`([^`]+)`", typeset(literal(text)))
-    parts = [
-        "".join(f"&#{ord(c)};" for c in part) if veiled else html.escape(part)
-        for part in parts
-    ]
-    return "".join(
-        f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts)
-    )
+    marks = ""
+    for i, part in enumerate(parts):
+        safe = _veil(part) if veiled else html.escape(part)
+        marks += f"<code>{safe}</code>" if i % 2 else safe
+    return marks
+
+
+def _veil(text: str) -> str:
+    return "".join(f"&#{ord(char)};" for char in text)
 
 
 def plural(count: int, noun: str) -> str:
@@ -124,23 +127,16 @@ def counted(count: int, noun: str) -> str:
 
 
 def encoded(value: float) -> float | str:
-    """A number as JSON can hold it: NaN and the infinities by name, in the words that JavaScript has for them.
+    """Write a number as JSON can hold it: NaN and the infinities by name, in the words that JavaScript has for them.
 
     >>> encoded(1.5), encoded(float("-inf"))
     (1.5, '-Infinity')
     """
     if math.isfinite(value):
         return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def decoded(value: Any) -> Any:
-    """What `encoded` was given; everything else as it is.
-
-    >>> decoded("-Infinity"), decoded(2)
-    (-inf, 2)
-    """
-    return _WORDS.get(value, value) if isinstance(value, str) else value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
 
 
 def save_page(path: str | Path, title: str, content: str) -> None:
@@ -169,15 +165,6 @@ def save_result(path: str | Path, result: Any) -> None:
     Path(path).write_text(text + "\n", "utf-8", "replace")
 
 
-def check_page_name(path: str | Path) -> None:
-    """Raise `ValueError` for a name that does not end in `.html`."""
-    arguments.file("path", path)
-    if Path(path).suffix.lower() not in (".html", ".htm"):
-        raise ValueError(
-            f"save({str(path)!r}); this is saved as a page: expected a name that ends in .html"
-        )
-
-
 class Displayed:
     """Something a notebook shows as static, self-contained HTML, with its `repr` as the text fallback."""
 
@@ -192,7 +179,7 @@ class Displayed:
         return bundle
 
     def to_html(self) -> str:
-        """What a notebook shows: a fragment of HTML that needs no other file and no kernel.
+        """Return what a notebook shows: a fragment of HTML that needs no other file and no kernel.
 
         Raises `ImportError` when the view lacks a library; the message says which.
         """
@@ -201,6 +188,19 @@ class Displayed:
         module, function = VIEWS[kind.__name__]
         text: str = getattr(import_module(module), function)(self)
         return text
+
+    def save(self, path: str | Path) -> None:
+        """Write one self-contained page that any browser opens, anew each time.
+
+        Raises `ValueError` for a name that does not end in `.html`.
+        """
+        arguments.file("path", path)
+        if Path(path).suffix.lower() not in (".html", ".htm"):
+            raise ValueError(
+                f"save({str(path)!r}); this is saved as a page: expected a name that ends in .html"
+            )
+        title = f"accumviz {type(self).__name__.lower()}"
+        save_page(path, title, self.to_html())
 
 
 def _is_viewed(kind: type) -> bool:

@@ -8,7 +8,6 @@ import linecache
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from accumviz import arguments
@@ -17,7 +16,7 @@ from accumviz.book.gan import GAN
 from accumviz.book.loops import ACCUMULATION, Axis, Choice, Loop, LoopLine
 from accumviz.checks.report import Finding, Report, told
 from accumviz.ledger.ledger import Ledger
-from accumviz.show import Displayed, check_page_name, counted, literal, save_page
+from accumviz.show import Displayed, counted, literal
 from accumviz.views import player, shares, style, words
 from accumviz.views.payload import encode, identity, ledger_data
 from accumviz.views.player import fragment
@@ -258,14 +257,6 @@ class Lab(Displayed):
             return self._first.words()
         task = "Repair this loop until check says healthy."
         return [task, *self._first.words_without_suggestions()]
-
-    def save(self, path: str | Path) -> None:
-        """Write one self-contained page that any browser opens.
-
-        Raises `ValueError` for a name that does not end in `.html`.
-        """
-        check_page_name(path)
-        save_page(path, "accumviz lab", self.to_html())
 
     def _repr_mimebundle_(
         self, include: Any = None, exclude: Any = None

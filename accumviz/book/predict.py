@@ -9,12 +9,11 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from accumviz import arguments
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, ledger_of
-from accumviz.show import Displayed, literal, marked, save_page
+from accumviz.show import Displayed, literal, marked
 from accumviz.views import style
 
 Value: TypeAlias = "float | bool | str | None"
@@ -59,10 +58,6 @@ class Prediction(Displayed):
             f'<details class="av-reveal" open><summary>Show me</summary>{_answer_html(self)}'
             f'</details><script type="module">{script}</script></div>'
         )
-
-    def save(self, path: str | Path) -> None:
-        """Write a self-contained page that asks, and remembers, without Python."""
-        save_page(path, "Prediction", self.to_html())
 
     def __repr__(self) -> str:
         lines = [f"Prediction: {literal(self.question)}"]

@@ -6,11 +6,10 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from accumviz import arguments
-from accumviz.show import Displayed, check_page_name, counted, plural, save_page
+from accumviz.show import Displayed, counted, plural
 
 _REPR_ROWS = 16
 
@@ -254,15 +253,6 @@ class Graph(Displayed):
         # The engine's order names nodes that are folded now.
         meta = {key: value for key, value in self.meta.items() if key != "order"}
         return Graph(tuple(folded), tuple(edges.values()), tuple(roots), meta)
-
-    def save(self, path: str | Path) -> None:
-        """Write one self-contained page, anew each time.
-
-        Raises `ValueError` for a name that does not end in `.html`.
-        """
-        check_page_name(path)
-        title = f"Autograd graph: {counted(len(self), 'node')}"
-        save_page(path, title, self.to_html())
 
     def __repr__(self) -> str:
         roots = ", ".join(self.nodes[root].title for root in self.roots[:3])
