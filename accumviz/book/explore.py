@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from accumviz import arguments
 from accumviz.book import runs, weights
 from accumviz.checks.check import check
 from accumviz.ledger.ledger import Ledger, ledger_of
-from accumviz.show import Displayed, check_page_name, counted, literal, save_page
+from accumviz.show import Displayed, counted, literal
 from accumviz.views import style
 from accumviz.views.payload import encode, identity
-from accumviz.views.player import Player, assets, fragment, play, widget
+from accumviz.views.player import Player, assets, fragment, play
 
 _EXPECTED = "a recording, a ledger, (ledger, graphs), or one of these followed by a dictionary of figures"
 Choices = Mapping[str, Sequence[Any]]
@@ -164,21 +163,9 @@ class Explorer(Displayed):
         data, script = encode(*self.content), _static("explore.js")
         return fragment("explorer", self.id, self._table(), data, sheets, script)
 
-    def save(self, path: str | Path) -> None:
-        """Write one self-contained page that any browser opens.
-
-        Raises `ValueError` for a name that does not end in `.html`.
-        """
-        check_page_name(path)
-        save_page(path, "accumviz explorer", self.to_html())
-
     def live(self) -> Any:
-        """Return the same view as a widget, in which the kernel records values outside the grid.
-
-        Raises `ImportError` when anywidget is not installed.
-        """
-        css, data = assets()[0] + _static("explore.css"), encode(*self.content)
-        shown = widget(_static("explore-live.js"), css, "explorer", data)
+        """Return the same view as a widget, in which the kernel records values outside the grid."""
+        shown = _widget(encode(*self.content))
 
         def record(change: Any) -> None:
             asked = change["new"]["choice"]
@@ -380,6 +367,24 @@ def record_run(experiment: Callable[..., Any], choice: Mapping[str, Any]) -> Run
     for name, value in figures.items():
         shown.append((literal(name), label(value)))
     return Run(choice, play(ledger, graphs), shown)
+
+
+def _widget(content: str) -> Any:
+    import anywidget
+    import traitlets
+
+    class Live(anywidget.AnyWidget):
+        """The state that page and kernel share."""
+
+        _esm = _static("explore-live.js")
+        _css = assets()[0] + _static("explore.css")
+        data = traitlets.Unicode().tag(sync=True)
+        id = traitlets.Unicode().tag(sync=True)
+        at = traitlets.Dict().tag(sync=True)
+        ask = traitlets.Dict().tag(sync=True)
+        told = traitlets.Dict().tag(sync=True)
+
+    return Live(data=content)
 
 
 def _are_figures(value: Any) -> bool:

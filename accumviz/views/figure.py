@@ -13,17 +13,14 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon, Rectangle
-from matplotlib.textpath import text_to_path
 
 from accumviz.show import save_page
 from accumviz.views import style
@@ -106,7 +103,9 @@ class PageFigure(Figure):
                 buffer, format="svg", facecolor="none", metadata={"Date": None}
             )
         width, height = (float(side) * 72 for side in self.get_size_inches())
-        spoken = html.escape(self._spoken())
+        # As much as one can listen to; all of it stands below the figure.
+        said = textwrap.shorten(" ".join(self.words), _SPOKEN, placeholder=" …")
+        spoken = html.escape(said)
         least = f"min-width: {0.93 * width:.0f}px"
         return (
             '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
@@ -117,26 +116,17 @@ class PageFigure(Figure):
         )
 
     def for_phone(self) -> PageFigure | None:
-        """The same for a phone, where it can be made of this one."""
-        return None
-
-    def _spoken(self) -> str:
-        """As many sentences as one can listen to; all of them stand below the figure."""
-        ends = itertools.accumulate(len(word) + 1 for word in self.words)
-        count = sum(end <= _SPOKEN for end in ends)
-        more = [] if count == len(self.words) else ["More below, in words."]
-        return " ".join([*self.words[:count], *more])
+        """Return the same for a phone, where there is such a figure."""
+        return self.narrow
 
     def to_html(self) -> str:
-        """The figure as self-contained HTML: SVG in a box that scrolls by itself, and the same in words."""
+        """Return the figure as self-contained HTML: SVG in a box that scrolls by itself, and the same in words."""
         items = "".join(f"<li>{html.escape(word)}</li>" for word in self.words)
-        drawn, smaller = self.to_svg(), self.narrow or self.for_phone()
-        if smaller is not None:
+        drawn, narrow = self.to_svg(), self.for_phone()
+        if narrow is not None:
             # Where styles are taken off, one of the two is enough.
-            drawn = f'<div class="av-wide">{drawn}</div>'
-            drawn += (
-                f'<div class="av-narrow" style="display: none">{smaller.to_svg()}</div>'
-            )
+            hidden = 'class="av-narrow" style="display: none"'
+            drawn = f'<div class="av-wide">{drawn}</div><div {hidden}>{narrow.to_svg()}</div>'
         return (
             f'<div class="accumviz av-timeline"><style>{style.CSS}{_CSS}</style>'
             f'<div class="av-scroll" tabindex="0" role="group" aria-label="timeline">{drawn}</div>'
@@ -306,11 +296,10 @@ class Canvas:
         **marker: Any,
     ) -> None:
         """Draw a line through points; `dash` may be pixels of ink and of ground by turns."""
-        if not isinstance(dash, str):
+        dashes: Any = dash or "-"
+        if not isinstance(dashes, str):
             # What matplotlib takes is in widths of the line.
-            dashes: Any = (0, tuple(part / width for part in dash)) if dash else "-"
-        else:
-            dashes = dash
+            dashes = (0, tuple(part / width for part in dashes))
         line = Line2D(
             xs,
             ys,
@@ -405,11 +394,8 @@ class Key:
         """Draw its mark, with its upper left corner there."""
         if self.kind in _STROKES:
             lines, width, dashes = _STROKES[self.kind]
-            look: Any = {
-                "color": self.color,
-                "width": width,
-                "dash": self.dashes or dashes,
-            }
+            dash = self.dashes or dashes
+            look: Any = {"color": self.color, "width": width, "dash": dash}
             for x0, y0, x1, y1 in lines:
                 canvas.line([x + x0, x + x1], [y + y0, y + y1], **look)
         elif self.kind == "scale":
@@ -426,7 +412,7 @@ def draw_legend(canvas: Canvas, keys: list[Key], notes: list[str], top: float) -
     """Draw the entries, then the notes, below `top`, and return where they end."""
     x, y = _LEFT, top
     for key in keys:
-        needed = key.width + _BESIDE + _drawn_width(key.text)
+        needed = key.width + _BESIDE + text_width(key.text, _LETTERS)
         if x > _LEFT and x + needed > canvas.width - 6:
             x, y = _LEFT, y + _LINE
         key.draw(canvas, x, y + _LINE / 2 - 7)
@@ -447,12 +433,3 @@ def draw_lines(canvas: Canvas, text: str, top: float) -> float:
         canvas.text(_LEFT, top + _LINE / 2, line, size=_LETTERS, color=MUTED)
         top += _LINE
     return top
-
-
-@cache
-def _drawn_width(text: str) -> float:
-    """Return how wide a text is in a file, in pixels: files have matplotlib's own letters."""
-    letters = FontProperties(family=_SANS, size=_LETTERS)
-    with _drawing():
-        width, _, _ = text_to_path.get_text_width_height_descent(text, letters, False)
-    return float(width)

@@ -35,7 +35,6 @@ _KEYS = {
 }
 # An element of a card: its name and looks (`text.av-title`), its attributes, and its text if it has one.
 Element = list[Any]
-Point = tuple[float, float]
 
 
 @dataclass
@@ -59,6 +58,11 @@ class Card:
         self.width = round(max(widths) + 2 * _PAD + 4)
         lines = 1 + len(self.rows) + len(self.numbers)
         self.height = _LINE * lines + 2 * _MARGIN + _RULE * bool(self.numbers)
+
+    @property
+    def half(self) -> complex:
+        """From its corner to its centre, x + iy."""
+        return complex(self.width, self.height) / 2
 
     @property
     def top_of_numbers(self) -> float:
@@ -247,11 +251,11 @@ def _written(value: Any) -> str:
 
 
 class Placed(NamedTuple):
-    """A drawing's size, the centres of its cards, and its edges: (source, target, curve, arrowhead)."""
+    """A drawing's size, the centres of its cards (x + iy), and its edges: (source, target, curve, arrowhead)."""
 
     width: float
     height: float
-    centres: list[Point]
+    centres: list[complex]
     edges: list[tuple[int, int, str, str]]
 
 
@@ -264,42 +268,43 @@ def place(graph: Graph, cards: Sequence[Card]) -> Placed:
         source.append(f"n{i} [{inches}]")
     # Data flows along the arrows, from leaves to roots.
     source += [f"n{edge.target} -> n{edge.source}" for edge in graph.edges]
-    layout = json.loads(graphviz("\n".join([*source, "}"]), "json"))
+    source.append("}")
+    layout = json.loads(graphviz("\n".join(source), "json"))
     _, _, wide, tall = map(float, layout["bb"].split(","))
 
-    def at(point: str) -> Point:
+    def at(point: str) -> complex:
         x, y = map(float, point.split(","))
-        return x + _MARGIN, tall - y + _MARGIN
+        return complex(x + _MARGIN, tall - y + _MARGIN)
 
     boxes = layout.get("objects", ())
     which = [int(box["name"][1:]) for box in boxes]
-    centres = {i: at(box["pos"]) for i, box in zip(which, boxes, strict=True)}
+    centres = [0j] * len(cards)
+    for i, box in zip(which, boxes, strict=True):
+        centres[i] = at(box["pos"])
     edges = []
     for edge in layout.get("edges", ()):
         curve, tip = _paths(edge["pos"].split(), at)
         edges.append((which[edge["head"]], which[edge["tail"]], curve, tip))
-    return Placed(
-        max(wide, 40) + 2 * _MARGIN,
-        max(tall, 20) + 2 * _MARGIN,
-        [centres[i] for i in range(len(cards))],
-        edges,
-    )
+    width = max(wide, 40) + 2 * _MARGIN
+    height = max(tall, 20) + 2 * _MARGIN
+    return Placed(width, height, centres, edges)
 
 
-def _paths(points: list[str], at: Callable[[str], Point]) -> tuple[str, str]:
+def _paths(points: list[str], at: Callable[[str], complex]) -> tuple[str, str]:
     """Return the curve of an edge and its arrowhead, as SVG paths."""
     start, *curve = [at(point) for point in points if point[0] not in "es"]
-    bends = " ".join(f"{x:.1f} {y:.1f}" for x, y in curve)
-    path = "M{:.1f} {:.1f}C".format(*start) + bends
+    path = f"M{_xy(start)}C" + " ".join(map(_xy, curve))
     head = ""
-    for tip in points:
-        if tip.startswith("e,"):
-            (x, y), (bx, by) = at(tip[2:]), curve[-1]
-            length = max(((x - bx) ** 2 + (y - by) ** 2) ** 0.5, 0.1)
-            ux, uy = _TIP * (x - bx) / length, _TIP * (y - by) / length
-            corners = f"L{bx - uy:.1f} {by + ux:.1f} {bx + uy:.1f} {by - ux:.1f}"
-            head += f"M{x:.1f} {y:.1f}{corners}Z"
+    for point in points:
+        if point.startswith("e,"):
+            tip, base = at(point[2:]), curve[-1]
+            side = 1j * _TIP * (tip - base) / max(abs(tip - base), 0.1)
+            head += f"M{_xy(tip)}L{_xy(base + side)} {_xy(base - side)}Z"
     return path, head
+
+
+def _xy(point: complex) -> str:
+    return f"{point.real:.1f} {point.imag:.1f}"
 
 
 def _svg(graph: Graph, cards: list[Card]) -> str:
@@ -309,9 +314,9 @@ def _svg(graph: Graph, cards: list[Card]) -> str:
         parts.append(f'<path class="av-edge" d="{curve}"/>')
         if tip:
             parts.append(f'<path class="av-tip" d="{tip}"/>')
-    for card, (x, y) in zip(cards, centres, strict=True):
+    for card, centre in zip(cards, centres, strict=True):
         kinds = " ".join(f"av-{kind}" for kind in card.kinds)
-        corner = f"{x - card.width / 2:.1f} {y - card.height / 2:.1f}"
+        corner = _xy(centre - card.half)
         parts.append(f'<g class="{kinds}" transform="translate({corner})">')
         parts += [_tag(*one) for one in (*card.elements(), *card.numbers_drawn())]
         parts.append("</g>")

@@ -1,10 +1,8 @@
-"""Run Graphviz, in process or from the PATH; and the style sheet of the graphs that it draws."""
+"""Run Graphviz in process, and the style sheet of the graphs that it draws."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -60,7 +58,6 @@ html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --a
     title=TITLE,
     mono=MONO,
 )
-_TIMEOUT = 300  # seconds; the largest drawing anyone should wait for
 
 
 class LayoutError(ImportError):
@@ -70,13 +67,14 @@ class LayoutError(ImportError):
 def graphviz(source: str, form: str) -> str:
     """Lay out DOT source with Graphviz's `dot` and return it as `json`, `svg`, ...
 
-    Uses `pygraphviz`, whose wheel carries Graphviz, else a `dot` on PATH. Raises LayoutError
-    when neither is there or the source is not DOT.
+    Raises LayoutError without `pygraphviz`, whose wheel carries Graphviz, or where the source is not DOT.
     """
     try:
         from pygraphviz import AGraph
-    except ImportError:
-        return _on_path(source, form)
+    except ImportError as missing:
+        raise LayoutError(
+            "drawing a graph needs Graphviz, which comes with pygraphviz: pip install pygraphviz"
+        ) from missing
     try:
         # pygraphviz warns about every graph of more than 1,000 nodes
         with redirect_stderr(StringIO()), _without_font_warnings():
@@ -99,31 +97,6 @@ def _without_font_warnings() -> Iterator[None]:
             os.dup2(kept, 2)
             os.close(kept)
             caught.seek(0)
-            rest = [
-                line
-                for line in caught.read().splitlines(keepends=True)
-                if b"Fontconfig" not in line
-            ]
+            lines = caught.read().splitlines(keepends=True)
+            rest = [line for line in lines if b"Fontconfig" not in line]
             os.write(2, b"".join(rest))
-
-
-def _on_path(source: str, form: str) -> str:
-    dot = shutil.which("dot")
-    if dot is None:
-        raise LayoutError(
-            "drawing a graph needs a layout engine, and there is neither pygraphviz nor a `dot` on PATH; "
-            "install one: `pip install pygraphviz` (its wheel carries Graphviz), "
-            "or Graphviz itself: `apt install graphviz`, `brew install graphviz`"
-        )
-    done = subprocess.run(  # noqa: S603 - the user's own Graphviz, given text on its standard input
-        [dot, f"-T{form}"],
-        input=source.encode(),
-        capture_output=True,
-        timeout=_TIMEOUT,
-        check=False,
-    )
-    if done.returncode or not done.stdout:
-        raise LayoutError(
-            f"`dot` could not draw this: {done.stderr.decode('utf-8', 'replace').strip()[:300]}"
-        )
-    return done.stdout.decode("utf-8", "replace")

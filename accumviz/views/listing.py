@@ -9,9 +9,13 @@ from typing import Any
 
 from accumviz.ledger.ledger import Event, Ledger
 
-_WHOLE, _AROUND, _MOST = 48, 4, 400
+# Lines: of a file that is shown whole, around one with an event, of all that is shown, in one line.
+_WHOLE = 48
+_AROUND = 4
+_MOST = 400
+_LONGEST = 400
 # So many empty lines may stand between two definitions.
-_EMPTY = 2
+_MOST_EMPTY = 2
 _TOKENS = re.compile(
     r"(?P<comment>#.*)|(?P<string>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')|(?P<keyword>\b(?:%s)\b)"
     % "|".join(keyword.kwlist)
@@ -40,23 +44,15 @@ def listing(
     at: dict[tuple[str, int], int] = {}
     before = 0
     for file, sources in places.items():
-        source = str(ledger.sources.get(file, ""))
-        text = source.expandtabs(4).splitlines()
-        shown = sorted(sources.items())
-        if text:
-            shown = _stretches(text, sorted(sources))
-        written = []
+        text = str(ledger.sources.get(file, "")).expandtabs(4).splitlines()
+        shown = _stretches(text, sorted(sources)) if text else sorted(sources.items())
+        written: list[list[Any]] = []
         for n, line in shown[:_MOST]:
-            if n:
-                at[file, n] = before
-            before += 1
-            written.append([n, *parts(line[:400])])
+            at[file, n] = before + len(written)
+            written.append([n, *parts(line[:_LONGEST])])
+        before += len(written)
         files.append({"name": file, "lines": written})
-    places_of = []
-    for event in events:
-        place = str(event.file), event.line
-        places_of.append(at.get(place, -1))
-    return files, places_of
+    return files, [at.get((str(event.file), event.line), -1) for event in events]
 
 
 def parts(line: str) -> list[Any]:
@@ -75,35 +71,36 @@ def parts(line: str) -> list[Any]:
     return [piece for piece in pieces if piece]
 
 
-def _is_left_out(text: list[str], line: int) -> bool:
-    """Return whether this line is code that was left out of the file: no style has so many empty lines in a row."""
-    if text[line - 1].strip():
-        return False
-    first = last = line
-    while first > 1 and not text[first - 2].strip():
-        first -= 1
-    while last < len(text) and not text[last].strip():
-        last += 1
-    return first == 1 or last == len(text) or last - first >= _EMPTY
-
-
 def _stretches(text: list[str], lines: list[int]) -> list[tuple[int, str]]:
     """Return the lines around these, all of a short file or stretch; between stretches a line with the number 0."""
     near: set[int] = set()
     for line in lines:
         near.update(range(line - _AROUND, line + _AROUND + 1))
-    is_short = len(text) <= _WHOLE
-    is_stretch = lines[-1] - lines[0] <= _WHOLE
+    if len(text) <= _WHOLE:
+        near.update(range(len(text) + 1))
+    elif lines[-1] - lines[0] <= _WHOLE:
+        near.update(range(lines[0], lines[-1]))
     shown: list[tuple[int, str]] = []
     last = 0
-    for n, source in enumerate(text, 1):
-        is_between = is_stretch and lines[0] < n < lines[-1]
-        if not (is_short or is_between or n in near):
-            continue
-        if n not in lines and _is_left_out(text, n):
+    for n in sorted(near - _left_out(text)):
+        if not 0 < n <= len(text):
             continue
         if last and n > last + 1:
             shown.append((0, ""))
-        shown.append((n, source))
+        shown.append((n, text[n - 1]))
         last = n
     return shown
+
+
+def _left_out(text: list[str]) -> set[int]:
+    """Return the lines of code that was left out of a file: no style has so many empty lines in a row."""
+    gaps: set[int] = set()
+    empty: list[int] = []
+    for n, line in enumerate([*text, "end"], 1):
+        if not line.strip():
+            empty.append(n)
+            continue
+        if len(empty) > _MOST_EMPTY:
+            gaps.update(empty)
+        empty = []
+    return gaps

@@ -7,14 +7,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 from accumviz import arguments
 from accumviz.graph.graph import Graph, Node, in_order
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
-from accumviz.show import Displayed, check_page_name, counted, literal, save_page
+from accumviz.show import Displayed, counted, literal
 from accumviz.views import style, words
 from accumviz.views.graph import Card, cards_of, forms, place
 from accumviz.views.graphviz import LayoutError
@@ -101,22 +100,6 @@ class Player(Displayed):
         items = "".join(f"<li>{event}</li>" for event in events)
         text = f'<details class="av-words" open><summary>In words</summary><p>{about}</p><ol>{items}</ol></details>\n'
         return fragment("player", self.id, text, encode(*self.content), [css], script)
-
-    def save(self, path: str | Path) -> None:
-        """Write one self-contained page that any browser opens.
-
-        Raises `ValueError` for a name that does not end in `.html`.
-        """
-        check_page_name(path)
-        save_page(path, "accumviz player", self.to_html())
-
-    def live(self) -> Any:
-        """The same view as a widget, whose moment (`.at`) Python can read and set.
-
-        Raises `ImportError` when anywidget is not installed.
-        """
-        css, _ = assets()
-        return widget(style.static("live.js"), css, "player", encode(*self.content))
 
     def _repr_mimebundle_(
         self, include: Any = None, exclude: Any = None
@@ -291,7 +274,7 @@ def _layout(same: Sequence[_Form]) -> dict[str, Any]:
     placed = place(graph, cards)
     nodes = []
     for node, card, centre in zip(graph, cards, placed.centres, strict=True):
-        nodes.append(_node(node, card, *centre))
+        nodes.append(_node(node, card, centre - card.half))
     return {
         "w": round(placed.width),
         "h": round(placed.height),
@@ -301,10 +284,10 @@ def _layout(same: Sequence[_Form]) -> dict[str, Any]:
     }
 
 
-def _node(node: Node, card: Card, x: float, y: float) -> dict[str, Any]:
-    sides = x - card.width / 2, y - card.height / 2, card.width, card.height
+def _node(node: Node, card: Card, corner: complex) -> dict[str, Any]:
+    sides = corner.real, corner.imag, card.width, card.height
     data = {
-        "b": [round(side) for side in sides],
+        "b": list(map(round, sides)),
         "t": card.title,
         "n": [label for label, _ in card.numbers],
         "y": card.top_of_numbers,
@@ -336,36 +319,3 @@ def fragment(
         f'<div class="accumviz av-{kind}" data-accumviz-{kind}="{name}" data-v="{FORMAT}">{styles}\n{text}'
         f'<script type="application/json">{data}</script></div>\n<script type="module">{script}</script>'
     )
-
-
-def widget(script: str, css: str, kind: str, data: str) -> Any:
-    """A widget that carries this module and style sheet: what a page does, and what only a kernel can.
-
-    Raises `ImportError` when anywidget is not installed.
-    """
-    return _host(script, css)(kind=kind, data=data)
-
-
-@cache
-def _host(module: str, css: str) -> Any:
-    try:
-        import anywidget
-        import traitlets
-    except ImportError as missing:
-        raise ImportError(
-            f"live() needs the package anywidget ({missing}): pip install anywidget. "
-            "What a notebook shows without live() needs nothing"
-        ) from missing
-
-    class Live(anywidget.AnyWidget):
-        """The state that page and kernel share."""
-
-        _esm, _css = module, css
-        kind = traitlets.Unicode().tag(sync=True)
-        data = traitlets.Unicode().tag(sync=True)
-        id = traitlets.Unicode().tag(sync=True)
-        at = traitlets.Dict().tag(sync=True)
-        ask = traitlets.Dict().tag(sync=True)
-        told = traitlets.Dict().tag(sync=True)
-
-    return Live

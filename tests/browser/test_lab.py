@@ -39,14 +39,11 @@ explorer
 BY_HAND = "sum((-2 * x * (2 * x - x)).mean() for x in torch.linspace(1, 4, 12).chunk(3)).item()"
 
 
-PLAYER = "player = av.play(explorer.run(k=4, divide=True)).live()\nplayer.at = {'e': 2}\nplayer"
-
-
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a JupyterLab of its own, with a notebook that nobody has run."""
     folder = tmp_path_factory.mktemp("lab")
-    texts = (RECORD.strip(), "explorer.live()", f"print({BY_HAND})", PLAYER)
+    texts = (RECORD.strip(), "explorer.live()", f"print({BY_HAND})")
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     cells = [nbformat.v4.new_code_cell(text) for text in texts]
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), folder / "run.ipynb")
@@ -137,12 +134,6 @@ def test_the_kernel_records_what_the_page_asks_for_and_the_static_view_outlives_
     other.press("Enter")
     live.locator(".av-raised").wait_for()
     assert "RuntimeError" in live.locator(".av-raised").inner_text()
-
-    # Python says where a live player stands, and the page moves it.
-    player = outputs.nth(3).locator(".av-player")
-    assert "Event 2, backward" in player.locator(".av-say").inner_text(timeout=60_000)
-    player.get_by_role("button", name="previous event").click()
-    player.locator(".av-count", has_text="event 1 / 4").wait_for()
 
     # Arrow keys in a control move the control, not the notebook's cells.
     slider = still.get_by_role("slider", name="k").first

@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 # What a page carries; each is one module with no import.
 BUNDLES = {
-    ROOT / "accumviz/views": ("accumviz", "live"),
+    ROOT / "accumviz/views": ("accumviz",),
     ROOT / "accumviz/book": ("explore", "explore-live", "lab", "predict", "whole"),
 }
 SOURCES = [folder / "js" for folder in BUNDLES]

@@ -96,9 +96,7 @@ def train(k):
 
 explorer = av.explore(train, k=[1, 2]).live()
 explorer.ask = {"choice": ["4"]}
-player = av.play(train(2).ledger).live()
-player.at = {"e": 1}
-print("backward" in explorer.told["run"], player.at)
+print("backward" in explorer.told["run"])
 explorer
 """
 
@@ -107,5 +105,5 @@ def test_a_view_with_a_kernel_works_in_a_runtime_with_old_widgets(site: Path, ba
     setup = nbformat.read(site / "notebooks" / "index.ipynb", as_version=4).cells[1]
     notebook = nbformat.v4.new_notebook(cells=[setup, nbformat.v4.new_code_cell(LIVE)])
     printed, shown = bare.execute(notebook).cells[1].outputs
-    assert printed.text == "True {'e': 1}\n"
+    assert printed.text == "True\n"
     assert "application/vnd.jupyter.widget-view+json" in shown.data
