@@ -290,15 +290,20 @@ def _read_move(moved: Any, inside: dict[str, Any]) -> _Moving:
     state = inside.get("state")
     if state is None:
         group = inside.get("reduce_scatter_group")
-        names = ("gradient_divide_factor", "all_reduce_group", "all_reduce_hook")
-        special = [inside.get(name) for name in names]
+        special = [
+            inside.get("gradient_divide_factor"),
+            inside.get("all_reduce_group"),
+            inside.get("all_reduce_hook"),
+        ]
         comm = inside.get("reduce_scatter_comm")
         if comm is not None and not type(comm).__module__.startswith(_FSDP):
             special.append(comm)
     else:  # FSDP1
         group = state.process_group
-        names = ("_comm_hook", "_inter_node_pg")
-        special = [getattr(state, name, None) for name in names]
+        special = [
+            getattr(state, "_comm_hook", None),
+            getattr(state, "_inter_node_pg", None),
+        ]
     averages = all(each is None for each in special)
     units = list(moved) if isinstance(moved, list | tuple) else [moved]
     return _Moving(units, 0 if group is None else group.size(), averages)

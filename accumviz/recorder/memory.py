@@ -14,7 +14,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 _CHECKPOINT = "torch.utils.checkpoint"
-_AccumulateGrad = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+ACCUMULATE_GRAD = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 _NOT_MEASURED = float("nan")
 # Nodes; deleting a chain of about 50,000 ended the process.
 DEEP = 10_000
@@ -161,7 +161,7 @@ def saved_storages(roots: Iterable[Any]) -> dict[int, int]:
     storages: dict[int, int] = {}
     leaves: list[torch.Tensor] = []
     for node in order:
-        if type(node) is _AccumulateGrad:
+        if type(node) is ACCUMULATE_GRAD:
             leaves.append(node.variable)
             continue
         for _, raw in raw_saved(node):
@@ -216,7 +216,7 @@ def _scaled_losses(root: Any) -> list[Any]:
         below = [fn for fn, _ in nodes[-1].next_functions if fn is not None]
         saved = [tensor for _, tensor in saved_tensors(nodes[-1])]
         single = all(tensor is None or tensor.numel() == 1 for tensor in saved)
-        if len(below) != 1 or not single or type(below[0]) is _AccumulateGrad:
+        if len(below) != 1 or not single or type(below[0]) is ACCUMULATE_GRAD:
             return nodes
         nodes += below
 
