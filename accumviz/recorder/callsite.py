@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import ast
+import functools
+import inspect
 import linecache
 import os
-import site
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
 
-# Another environment's, which was put on the path, are libraries as well.
-_BORROWED = {
-    path
-    for path in sys.path
-    if os.path.basename(path) in ("site-packages", "dist-packages")
-}
 _STANDARD = os.path.normcase(sysconfig.get_path("stdlib")) + os.sep
-_INSTALLED = {*site.getsitepackages(), site.getusersitepackages(), *_BORROWED}
-_LIBRARIES = (
-    *(os.path.normcase(path) + os.sep for path in _INSTALLED),
-    _STANDARD,
+_INSTALLED = tuple(
+    f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages")
 )
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _USER, _LIBRARY, _TORCH_OR_OURS = range(3)
@@ -34,15 +27,8 @@ _LONGEST = 80
 _FRAMES, _BETWEEN = 4, 16
 # So many places and pieces of code are remembered: a program that makes code as it runs has no end of them.
 _MOST = 10_000
-# So many lines around one that is in no function are kept; and the longest statement that is kept whole.
+# So many lines around one that is in no function are kept; and at most so many of a function.
 _AROUND, _WHOLE = 3, 200
-# Of a longer text, the syntax takes too much memory to be kept.
-_KEPT = 100_000
-_FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
-_DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
-
-# The places on a stack, from the inside out
-_Way = tuple[tuple[CodeType, int], ...]
 
 
 @dataclass(frozen=True)
@@ -50,7 +36,7 @@ class CallSite:
     """A line of the user's code: file (as a person would name it), line, source text and the call's subject.
 
     `frames` are this line and those that it was called from, `via` the library's line where it was
-    called through one.
+    called through one, and `function` is the first line of the function around it, 0 at the top level.
     """
 
     file: str = ""
@@ -60,91 +46,47 @@ class CallSite:
     path: str = ""
     frames: tuple[tuple[str, int, str], ...] = ()
     via: str = ""
-
-
-class _Stack:
-    """The frames around a call, from the inside out, as far as they are kept."""
-
-    def __init__(self) -> None:
-        self.way: list[tuple[CodeType, int]] = []
-        self.users: list[FrameType] = []
-        self.libraries: list[FrameType] = []
-        # What the innermost of the user's frames has called.
-        self.below: FrameType | None = None
-
-    def describe(self) -> CallSite:
-        """Return the user's line, with those that it was called from, and the library's that it called."""
-        if self.users:
-            first, *callers = self.users
-            here = _describe(first, self.below)
-            frames = [(here.file, here.line, here.source)]
-            frames += [_line(caller) for caller in callers]
-            via = _via(self.libraries)
-            return replace(here, frames=tuple(frames), via=via)
-        if self.libraries:
-            return _describe(self.libraries[0], None)
-        return CallSite()
+    function: int = 0
 
 
 class CallSites:
     """Find the user's line for the call being made now; each place is parsed once."""
 
     def __init__(self) -> None:
-        # By where a search began, the way that it took the last time and its site: a loop comes by the same one.
-        self._last: dict[int, tuple[_Way, CallSite]] = {}
-        self._sites: dict[_Way, CallSite] = {}
+        # By the places on the stack, from the inside out: ids of code, and instructions.
+        self._sites: dict[tuple[int, ...], CallSite] = {}
         # By the id of a piece of code, whose it is, and the code: it is held, so that no other gets its id.
         self._owners: dict[int, tuple[int, CodeType]] = {}
 
     def find(self, frame: FrameType | None) -> CallSite:
         """Return the nearest line that belongs to the user, not to torch, accumviz or another library."""
-        if frame is None:
-            return CallSite()
-        last = self._last.get(id(frame.f_code) + frame.f_lasti)
-        if last is not None:
-            outer: FrameType | None = frame
-            for code, at in last[0]:
-                if outer is None or outer.f_code is not code or outer.f_lasti != at:
-                    break
-                outer = outer.f_back
-            else:
-                return last[1]
-        return self._search(frame)
-
-    def _search(self, first: FrameType) -> CallSite:
         if len(self._owners) > _MOST or len(self._sites) > _MOST:
-            self._last.clear()
             self._sites.clear()
             self._owners.clear()
-        stack = self._walk(first)
-        way = tuple(stack.way)
-        if way not in self._sites:
-            self._sites[way] = stack.describe()
-        site = self._sites[way]
-        self._last[id(first.f_code) + first.f_lasti] = way, site
-        return site
-
-    def _walk(self, first: FrameType) -> _Stack:
-        """Walk the stack from here to the outermost of the user's frames that are kept."""
-        stack, between = _Stack(), 0
-        frame: FrameType | None = first
-        while frame is not None and between < _BETWEEN and len(stack.users) < _FRAMES:
-            stack.way.append((frame.f_code, frame.f_lasti))
-            owner = self._owner(frame)
+        owners = self._owners
+        stack = list[tuple[FrameType, int]]()
+        places = list[int]()
+        users = between = 0
+        while frame is not None and between < _BETWEEN and users < _FRAMES:
+            code = frame.f_code
+            number = id(code)
+            places.append(number)
+            places.append(frame.f_lasti)
+            owner = owners[number][0] if number in owners else self._owner(frame)
+            stack.append((frame, owner))
             if owner == _USER:
-                stack.users.append(frame)
+                users += 1
                 between = 0
                 # Around a module's own code there is only what runs it.
-                if frame.f_code.co_name == "<module>":
+                if code.co_name == "<module>":
                     break
-            elif stack.users:
+            elif users:
                 between += 1
-            else:
-                stack.below = frame
-                if owner == _LIBRARY:
-                    stack.libraries.append(frame)
             frame = frame.f_back
-        return stack
+        way = tuple(places)
+        if way not in self._sites:
+            self._sites[way] = _site(stack)
+        return self._sites[way]
 
     def owner(self, frame: FrameType | None) -> FrameType | None:
         """Return the frame that `find` would describe, for its variables."""
@@ -163,11 +105,10 @@ def _owner(frame: FrameType) -> int:
     """Return whose code a frame runs."""
     file = frame.f_code.co_filename
     path = _normal(file)
-    name = frame.f_globals.get("__name__", "")
-    package = name.partition(".")[0]
+    package = frame.f_globals.get("__name__", "").partition(".")[0]
     if package == "torch" or path.startswith(_HERE):
         return _TORCH_OR_OURS
-    if path.startswith(_LIBRARIES) or file.startswith("<frozen"):
+    if _package(path) or path.startswith(_STANDARD) or file.startswith("<frozen"):
         return _LIBRARY
     return _USER
 
@@ -176,15 +117,27 @@ def _normal(path: str) -> str:
     return os.path.normcase(os.path.abspath(path))
 
 
-def _package(frame: FrameType) -> str:
-    """Return a library's file as `transformers/trainer.py`; empty for the standard library's."""
-    path = _normal(frame.f_code.co_filename)
-    above = [place for place in _LIBRARIES if path.startswith(place)]
-    deepest = max(above, key=len, default=_STANDARD)
-    if deepest == _STANDARD:
-        return ""
-    below = path.removeprefix(deepest)
-    return below.replace(os.sep, "/")
+def _package(path: str) -> str:
+    """Return an installed library's file as `transformers/trainer.py`; empty for any other file."""
+    for folder in _INSTALLED:
+        _, between, below = path.rpartition(folder)
+        if between:
+            return below.replace(os.sep, "/")
+    return ""
+
+
+def _site(stack: list[tuple[FrameType, int]]) -> CallSite:
+    """Return the user's line, with those that it was called from, and the library's that it called."""
+    users = [frame for frame, owner in stack if owner == _USER]
+    first = next((n for n, (_, owner) in enumerate(stack) if owner == _USER), None)
+    inner = stack[:first]
+    libraries = [frame for frame, owner in inner if owner == _LIBRARY]
+    if not users:
+        return _describe(libraries[0], None) if libraries else CallSite()
+    here = _describe(users[0], inner[-1][0] if inner else None)
+    frames = [(here.file, here.line, here.source)]
+    frames += [_line(caller) for caller in users[1:]]
+    return replace(here, frames=tuple(frames), via=_via(libraries))
 
 
 def _via(libraries: list[FrameType]) -> str:
@@ -192,7 +145,7 @@ def _via(libraries: list[FrameType]) -> str:
     called = ""
     innermost = ""
     for frame in reversed(libraries):
-        path = _package(frame)
+        path = _package(_normal(frame.f_code.co_filename))
         package = path.partition("/")[0]
         called = called or package
         if path and package == called:
@@ -224,33 +177,45 @@ def _describe(frame: FrameType, below: FrameType | None) -> CallSite:
             source = _shorten(whole or source)
     elif ".backward(" in source:
         subject = source.partition(".backward(")[0]
-    return CallSite(file, line, source[:200], _shorten(subject), path)
+    code = frame.f_code
+    is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
+    return CallSite(
+        file,
+        line,
+        source[:200],
+        _shorten(subject),
+        path,
+        function=code.co_firstlineno if is_function else 0,
+    )
 
 
 def _call(frame: FrameType, text: str) -> ast.Call | None:
     """Return the call that the frame makes now. Several may start at one position, but only one ends there."""
-    tree = parsed(text)
+    tree = _parsed(text)
     if tree is None:
         return None
     number = frame.f_lasti // 2
     positions = islice(frame.f_code.co_positions(), number, None)
     _, line, _, column = next(positions)
-    calls = _ending(tree, line, column)
-    return next(calls, None)
+    for node in ast.walk(tree):
+        end = getattr(node, "end_lineno", 0), getattr(node, "end_col_offset", 0)
+        if isinstance(node, ast.Call) and end == (line, column):
+            return node
+    return None
 
 
-def _ending(tree: ast.AST, line: int | None, column: int | None) -> Iterator[ast.Call]:
-    """Yield the calls that end here; statements elsewhere are not looked into, of which a script has thousands."""
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Call):
-            end = node.end_lineno, node.end_col_offset
-            if end == (line, column):
-                yield node
-        is_elsewhere = isinstance(node, ast.stmt) and line not in _lines(node)
-        if line is None or not is_elsewhere:
-            waiting.extend(ast.iter_child_nodes(node))
+@functools.lru_cache(1)  # each line of a script that an event is on asks for it anew
+def _parsed(text: str) -> ast.Module | None:
+    """Return the text's syntax; None where it has none."""
+    try:
+        if "\\" not in text:
+            return ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of "\\d", Python warned when it was run
+            return ast.parse(text)
+    # Before Python 3.12, two threads that parse at once may be told that the parser is broken (SystemError).
+    except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
+        return None
 
 
 def _subject(call: ast.Call, is_method: bool) -> str:
@@ -365,7 +330,7 @@ class Sources:
         self._texts[file] = text
         lines = self._lines.setdefault(file, set())
         if not self._whole:
-            lines |= needs(text, site.line)
+            lines |= needs(text, site.line, site.function)
         self._unsaid.add(file)
 
     def all(self) -> dict[str, str]:
@@ -385,108 +350,41 @@ class Sources:
         return shown
 
 
-# The text that was parsed last, and its syntax: each line of a script that an event is on asks for it anew.
-_parsed_last: tuple[str | None, ast.Module | None] = None, None
-
-
-def parsed(text: str) -> ast.Module | None:
-    """Return the text's syntax, which nobody may change; None where it has none."""
-    global _parsed_last  # noqa: PLW0603 - one for the process
-    last, tree = _parsed_last
-    if last == text:
-        return tree
-    tree = _parse(text)
-    _parsed_last = None, None
-    if len(text) <= _KEPT:
-        _parsed_last = text, tree
-    return tree
-
-
-def _parse(text: str) -> ast.Module | None:
-    # Before Python 3.12, two threads that parse at once may be told that the parser is broken (SystemError).
-    try:
-        if "\\" not in text:
-            return ast.parse(text)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of "\\d", Python warned when it was run
-            return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
-        return None
-
-
-def needs(text: str, line: int) -> set[int]:
+def needs(text: str, line: int, function: int = 0) -> set[int]:
     """Return the lines that one (from 1) needs, itself among them; none if there is no such line.
 
-    A line in a function needs that function and the heads of what encloses it; one at the top
-    level the statement it belongs to and three lines around it. Of a function longer than 200
-    lines, it is the largest statement around the line that is not.
+    A line in a function needs that function, which begins at `function`; one at the top level the statement it belongs
+    to and three lines around it. Of what is longer than 200 lines, only the nearest are kept.
 
-    >>> needs("K = 'secret'\\n\\ndef f(x):\\n    y = x\\n    return y\\n", 5)
+    >>> needs("K = 'secret'\\n\\ndef f(x):\\n    y = x\\n    return y\\n", 5, 3)
     {3, 4, 5}
     """
-    if not 1 <= line <= text.count("\n") + 1:
+    rows = text.splitlines(keepends=True)
+    if not 1 <= line <= len(rows):
         return set()
-    first = max(line - _AROUND, 1)
-    around = set(range(first, line + _AROUND + 1))
-    tree = parsed(text)
-    if tree is None:
+    first = function or _statement(rows, line)
+    block = set(range(first, first + _length(rows[first - 1 :])))
+    around = set(range(max(line - _AROUND, 1), line + _AROUND + 1))
+    if line not in block:
         return around
-    path = list(_path(tree, line))
-    return _enclosing(path, around)
+    if not function:
+        block |= around
+    return {n for n in block if abs(n - line) <= _WHOLE // 2}
 
 
-def _enclosing(path: list[ast.stmt], around: set[int]) -> set[int]:
-    """Return the heads of all enclosing definitions, and the largest statement that is not too long.
-
-    It is looked for in the innermost function. Where there is none, or no function, `around` is added.
-    """
-    lines: set[int] = set()
-    inside = path  # from the innermost function on
-    in_function = False
-    for depth, node in enumerate(path):
-        if isinstance(node, _DEFINITIONS):
-            first = _lines(node).start
-            end = min(node.body[0].lineno, first + 10)
-            lines.update(range(first, end))
-        if isinstance(node, _FUNCTIONS):
-            inside = path[depth:]
-            in_function = True
-    for node in inside:
-        block = _lines(node)
-        if len(block) <= _WHOLE:
-            lines.update(block)
-            if in_function:
-                return lines
-            break
-    return lines | around
+def _statement(rows: list[str], line: int) -> int:
+    """Return where the statement at the top level begins that has this line, as far as its indentation says."""
+    while line > 1 and rows[line - 1][:1] in " \t\r\n)]}":
+        line -= 1
+    return line
 
 
-def _path(tree: ast.AST, line: int) -> Iterator[ast.stmt]:
-    """Yield the statements that contain a line, from the outermost in."""
-    node: ast.AST | None = tree
-    while node is not None:
-        around = (inner for inner in _statements(node) if line in _lines(inner))
-        node = next(around, None)
-        if node is not None:
-            yield node
-
-
-def _statements(node: ast.AST) -> Iterator[ast.stmt]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt):
-            yield child
-        elif isinstance(child, ast.ExceptHandler | ast.match_case):
-            yield from _statements(child)
-
-
-def _lines(node: ast.stmt) -> range:
-    """Return a statement's lines, its decorators' included."""
-    first = node.lineno
-    if isinstance(node, _DEFINITIONS):
-        for decorator in node.decorator_list:
-            first = min(first, decorator.lineno)
-    last = node.end_lineno or node.lineno
-    return range(first, last + 1)
+def _length(rows: list[str]) -> int:
+    """Return how many lines the function or the statement has that begins with the first of these."""
+    try:
+        return len(inspect.getblock(rows))
+    except Exception:  # no Python
+        return 1
 
 
 def only(text: str, kept: Set[int]) -> str:
