@@ -305,7 +305,7 @@ def test_shares_are_a_sequence_and_a_table() -> None:
 
 def test_a_loop_that_never_zeroes_is_listed_without_filling_the_memory() -> None:
     count = 6000
-    columns = Events.of_columns(2 * count, kind=["backward", "step"] * count, details=[{"terms": [term()]}, {}] * count)
+    columns = Events.of_columns(kind=["backward", "step"] * count, details=[{"terms": [term()]}, {}] * count)
     state = np.full((2 * count, 1), PRESENT, np.uint8)
     state[::2] |= CONTRIBUTED | CHANGED
     norms = np.ones((2 * count, 1), np.float32)
@@ -361,18 +361,18 @@ def test_of_one_large_parameter_its_norm_alone_shows_no_factor_of_a_change_by_ha
 
 
 @pytest.mark.parametrize(
-    ("first", "step"),
+    ("first", "used"),
     [
-        ({"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 3.0}}, 1),
-        ({"kind": "backward", "contribution": {"w": 3.0}, "grad": {"w": 3.0}}, -1),
-        ({"kind": "loader", "grad": {"w": 3.0}}, 1),
-        ({"kind": "zero_grad", "grad": {"w": 0.0}}, -1),
+        ({"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 3.0}}, True),
+        ({"kind": "backward", "contribution": {"w": 3.0}, "grad": {"w": 3.0}}, False),
+        ({"kind": "loader", "grad": {"w": 3.0}}, True),
+        ({"kind": "zero_grad", "grad": {"w": 0.0}}, False),
     ],
 )
-def test_a_step_that_uses_what_grad_held_before_the_recording_is_known(first: dict[str, Any], step: int) -> None:
+def test_a_step_that_uses_what_grad_held_before_the_recording_is_known(first: dict[str, Any], used: bool) -> None:
     rows = [first, {"kind": "step", "grad": first["grad"]}, {"kind": "zero_grad"}]
     others = [Parameter("v", (9,), optimizers=(0,)), Parameter("w", (9,), optimizers=(0,))]
-    assert Ledger.build(others, rows).flow.used_from_before() == step
+    assert Ledger.build(others, rows).flow.used_from_before() == used
 
 
 def test_a_ledger_whose_shares_were_asked_for_can_be_pickled() -> None:

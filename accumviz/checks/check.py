@@ -343,12 +343,8 @@ def _lacking_of_shares(analysis: LedgerAnalysis) -> Iterator[str]:
             f"{int(astray.sum())} of {int(analysis.backward.sum())} backwards reached no parameter that is recorded, "
             "and an optimizer stepped that is not recorded: what they trained is in no share"
         )
-    step = analysis.ledger.flow.used_from_before()
-    if step >= 0:
-        yield (
-            f"the step of event {step} also used what `.grad` held before the recording began, which is in no "
-            "share"
-        )
+    if analysis.ledger.flow.used_from_before():
+        yield "a step also used what `.grad` held before the recording began, which is in no share"
 
 
 def _one_for_each_cause(judged: list[_Judged]) -> list[Finding]:

@@ -8,8 +8,7 @@ a drawn bar are all read from here. A factor that cannot be read is unknown, wit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ UNREAD = (
     ".grad was changed by hand, and not by one factor for every parameter",
     ".grad was clipped element by element",
     "what it was clipped or divided by was not recorded",
-    "ranks reduced gradients by hand, by a hook, with a divisor of yours or between groups; whether to a sum or a mean is not known",
+    "ranks reduced gradients in a way of yours or between groups; whether to a sum or a mean is not known",
     "it weighs differently in different parameters",
 )
 BY_HAND, BY_VALUE, NOT_RECORDED, REDUCED, DIFFERENT = range(1, len(UNREAD))
@@ -120,44 +119,40 @@ _HAND, _CLIP, _SCALER = range(3)
 class _Factor(NamedTuple):
     """What one event did to `.grad`."""
 
-    factor: float
+    factor: float = 1.0
     kind: int = _HAND
     ranks: float = 0.0
     reason: int = 0
 
 
-@dataclass
 class _Change:
-    """An event that changed `.grad`: its details, and the norms around it.
+    """An event that changed some parameters' `.grad`: its details, and the norms around it.
 
     `ratio` is the norm after it by the norm before, for each parameter; NaN where it did not change, or where that says
-    nothing.
+    nothing. `remains` are the changed parameters of which something is left.
     """
 
-    ledger: Arrays
-    event: int
-    kind: str
-    details: Mapping[str, Any]
-    changed: np.ndarray
-
-    def __post_init__(self) -> None:
-        ledger = self.ledger
-        event = self.event
+    def __init__(self, ledger: Arrays, event: int, changed: np.ndarray) -> None:
+        events = ledger.columns
+        self.ledger = ledger
+        self.event = event
+        self.kind = events.tables["kind"][events.column("kind")[event]]
+        self.details = events.details[events.column("details")[event]]
+        self.changed = changed
         after = ledger.grad[event].astype(float)
         before = ledger.grad[event - 1] if event else np.full(after.shape, np.nan)
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            ratio = np.where(self.changed, after / before, np.nan)
-        ratio[~(np.isfinite(ratio) & (ratio > 0))] = np.nan
-        self.ratio = ratio
-        self.stays_zero = self.changed & (before == 0) & (after == 0)
-        self.remains = (after != 0) & (ledger.state[event] & PRESENT > 0)
+            ratio = after / before
+        meaningful = changed & np.isfinite(ratio) & (ratio > 0)
+        self.ratio = np.where(meaningful, ratio, np.nan)
+        self.remains = changed & (after != 0) & (ledger.state[event] & PRESENT > 0)
+        dtypes = {ledger.parameters[p].dtype for p in np.flatnonzero(changed).tolist()}
+        is_half = dtypes & {"float16", "bfloat16"}
+        self.tolerance = SAME_IN_HALF if is_half else SAME
 
-    @property
-    def tolerance(self) -> float:
-        """How far apart two equal ratios of norms may be."""
-        changed = np.flatnonzero(self.changed).tolist()
-        dtypes = {self.ledger.parameters[p].dtype for p in changed}
-        return SAME_IN_HALF if dtypes & {"float16", "bfloat16"} else SAME
+    def number(self, name: str) -> float:
+        """Return a number of the event's details, NaN where it is none."""
+        return number(self.details.get(name))
 
     def one_ratio(self) -> float:
         """Return the ratio that all changed parameters have; NaN where they differ or none is known."""
@@ -167,19 +162,23 @@ class _Change:
         mean = float(ratios.mean())
         return mean if np.ptp(ratios) <= self.tolerance * mean else math.nan
 
-    def number(self, name: str) -> float:
-        """Return a number of the event's details, NaN where it is none."""
-        return number(self.details.get(name))
+    def multiplies(self, factor: float) -> bool:
+        """Return whether every element was multiplied by this factor.
 
-    def read(self, expected: float, kind: int) -> _Factor:
-        """Return the factor that is expected, or else the one that the norms show."""
-        ratio = self.one_ratio()
-        if expected > 0 and math.isfinite(expected):
-            return _Factor(expected, kind)
-        if not math.isnan(ratio):
-            return _Factor(ratio, kind)
-        nothing_read = np.isnan(self.ratio).all()
-        return _Factor(1, kind, reason=NOT_RECORDED if nothing_read else DIFFERENT)
+        Kept elements show it. Where only norms are kept, those of several parameters have to agree.
+        """
+        changed = np.flatnonzero(self.remains).tolist()
+        kept = [p for p in changed if p in self.ledger.exact]
+        for p in kept:
+            grad = self.ledger.exact[p][1]
+            expected = grad[self.event - 1] * factor
+            # Small elements may be lost to rounding beside large ones.
+            most = self.tolerance * np.abs(expected).max(initial=0)
+            with np.errstate(invalid="ignore"):
+                apart = np.abs(grad[self.event] - expected)
+            if not (apart <= most).all():
+                return False
+        return bool(kept) or len(changed) > 1
 
 
 def scaling(ledger: Arrays) -> Scaling:
@@ -189,19 +188,19 @@ def scaling(ledger: Arrays) -> Scaling:
     fused = events.where("kind", "step") & (events.detail("amp_scale", 0.0) > 0)
     scales = events.where("kind", "clip", "unscale", "edit") | (fused & ~events.skipped)
     scales |= events.where("kind", "sync") & ~scatters(events)
-    at = np.flatnonzero(scales)
-    changed = ledger.state[at] & CHANGED > 0
-    at = at[changed.any(axis=1)]
-    changed = changed[changed.any(axis=1)]
-    kinds = events.texts("kind")
-    rows = []
-    for row, e in enumerate(at.tolist()):
-        details = events.details[events.column("details")[e]]
-        change = _Change(ledger, e, kinds[e], details, changed[row])
+    changed = ledger.state & CHANGED > 0
+    at = np.flatnonzero(scales & changed.any(axis=1))
+    changed = changed[at]
+    factors = []
+    for row, event in enumerate(at.tolist()):
+        change = _Change(ledger, event, changed[row])
         factor = _factor(change)
-        rows.append(factor)
-        changed[row] = _affected(change, factor)
-    table = np.array(rows, float).reshape(-1, 4)
+        factors.append(factor)
+        if factor.reason == BY_VALUE:
+            changed[row] &= change.ratio != 1
+        elif change.kind == "edit":
+            changed[row] = change.remains
+    table = np.array(factors, float).reshape(-1, 4)
     return Scaling(
         at,
         kind=table[:, 1].astype(int),
@@ -213,81 +212,54 @@ def scaling(ledger: Arrays) -> Scaling:
 
 
 def _factor(change: _Change) -> _Factor:
-    if change.kind == "clip":
-        return _of_clip(change)
     if change.kind == "sync":
         return _of_sync(change)
+    if change.kind == "clip":
+        return _of_clip(change)
+    ratio = change.one_ratio()
     if change.kind == "edit":
-        return _of_edit(change)
-    return change.read(1 / (change.number("amp_scale") or math.nan), _SCALER)
+        if math.isnan(ratio) or not change.multiplies(ratio):
+            return _Factor(reason=BY_HAND)
+        return _Factor(ratio)
+    return _read(1 / (change.number("amp_scale") or math.nan), ratio, _SCALER)
 
 
-def _affected(change: _Change, factor: _Factor) -> np.ndarray:
-    """Return the parameters whose contributions the factor of an event is about."""
-    affected = change.changed
-    if factor.reason:  # a zero is a zero under any factor
-        affected = affected & ~change.stays_zero
-    if factor.reason == BY_VALUE:
-        affected = affected & (change.ratio != 1)
-    elif change.kind == "edit":
-        affected = affected & change.remains
-    return affected
+def _of_sync(change: _Change) -> _Factor:
+    within_backward = change.ledger.columns.where("within", "backward")[change.event]
+    ranks = change.number("ranks")
+    averages = within_backward and "reduction" not in change.details
+    if not averages or not 1 <= ranks < math.inf:
+        return _Factor(reason=REDUCED)
+    return _Factor(ranks=ranks)
 
 
 def _of_clip(change: _Change) -> _Factor:
     if change.details.get("by") == "value":
-        return _Factor(1, _CLIP, reason=BY_VALUE)
+        return _Factor(kind=_CLIP, reason=BY_VALUE)
     norm = change.number("total_norm")
     limit = change.number("max_norm")
     expected = min(1.0, limit / (norm + 1e-6)) if norm >= 0 else math.nan
     ratio = change.one_ratio()
     agrees = abs(expected - ratio) <= SAME_IN_HALF * ratio
-    if agrees or np.isnan(change.ratio).all():
-        return change.read(expected, _CLIP)
-    return change.read(math.nan, _CLIP)
+    if not agrees and not np.isnan(change.ratio).all():
+        expected = math.nan
+    return _read(expected, ratio, _CLIP)
 
 
-def _of_sync(change: _Change) -> _Factor:
-    within_backward = change.ledger.columns.where("within", "backward")[change.event]
-    by_others = "reduction" in change.details
-    ranks = change.number("ranks")
-    if by_others or not within_backward or not 1 <= ranks < math.inf:
-        return _Factor(1, reason=REDUCED)
-    return _Factor(1, ranks=ranks)
-
-
-def _of_edit(change: _Change) -> _Factor:
-    changed = change.changed & change.remains & ~change.stays_zero
-    factor = change.one_ratio()
-    if not math.isnan(factor) and _multiplies(change, changed, factor):
-        return _Factor(factor)
-    return _Factor(1, reason=BY_HAND)
-
-
-def _multiplies(change: _Change, changed: np.ndarray, factor: float) -> bool:
-    """Return whether a change by hand multiplied every element by this factor.
-
-    Kept elements show it. Where only norms are kept, those of several parameters have to agree.
-    """
-    kept = [p for p in np.flatnonzero(changed).tolist() if p in change.ledger.exact]
-    for p in kept:
-        _, grad = change.ledger.exact[p]
-        before = grad[change.event - 1]
-        after = grad[change.event]
-        with np.errstate(invalid="ignore", over="ignore"):
-            distance = np.abs(after - before * factor)
-            # Small elements may be lost to rounding beside large ones.
-            most = np.abs(before * factor).max(initial=0)
-            if not (distance <= change.tolerance * most).all():
-                return False
-    return bool(kept) or changed.sum() > 1
+def _read(expected: float, ratio: float, kind: int) -> _Factor:
+    """Return the factor that is expected, or else the one that the norms show."""
+    if expected > 0 and math.isfinite(expected):
+        return _Factor(expected, kind)
+    if not math.isnan(ratio):
+        return _Factor(ratio, kind)
+    return _Factor(kind=kind, reason=NOT_RECORDED)
 
 
 class Product(NamedTuple):
     """What scaled contributions between two events: factors by hand, of clips and of the scaler; averages.
 
     `averaged` is one over the number of ranks; `reason` is a place in `UNREAD`, and where it is not 0 the factors are
-    not all that happened. `unknown_at` is the last event with an unknown factor, -1 for none.
+    not all that happened.
     """
 
     by_hand: np.ndarray
@@ -295,7 +267,6 @@ class Product(NamedTuple):
     unscaled: np.ndarray
     averaged: np.ndarray
     reason: np.ndarray
-    unknown_at: np.ndarray
 
     @property
     def coefficient(self) -> np.ndarray:
@@ -305,17 +276,6 @@ class Product(NamedTuple):
         coefficient: np.ndarray = np.where(self.reason > 0, np.nan, product)
         return coefficient
 
-    def then(self, later: Product) -> Product:
-        """Return what happened in both stretches, this one and a later one."""
-        return Product(
-            self.by_hand * later.by_hand,
-            self.clipped * later.clipped,
-            self.unscaled * later.unscaled,
-            np.minimum(self.averaged, later.averaged),
-            np.where(later.reason > 0, later.reason, self.reason),
-            later.unknown_at,
-        )
-
 
 class Factors:
     """The factors by which one parameter's `.grad` was scaled, summed up as logarithms."""
@@ -323,19 +283,16 @@ class Factors:
     def __init__(self, every: Scaling, parameter: int) -> None:
         mine = np.flatnonzero(every.changed[:, parameter])
         reason = every.reason[mine]
-        kind = every.kind[mine]
-        logarithms = np.log(np.where(reason > 0, 1.0, every.factor[mine]))
+        logarithms = np.zeros((3, mine.size + 1))
+        of_known = np.log(np.where(reason > 0, 1.0, every.factor[mine]))
+        logarithms[every.kind[mine], np.arange(mine.size) + 1] = of_known
         self._events = every.events[mine]
-        self._sums = []
-        for each in (_HAND, _CLIP, _SCALER):
-            sums = np.cumsum(np.where(kind == each, logarithms, 0.0))
-            self._sums.append(np.append(0.0, sums))
+        self._sums = np.cumsum(logarithms, axis=1)
         self._last_average = _last(every.ranks[mine] > 0)
         self._last_unknown = _last(reason > 0)
         # The last place of these is that of "none", -1.
         self._ranks = np.append(every.ranks[mine], 1.0)
         self._reason = np.append(reason, 0)
-        self._at = np.append(self._events, -1)
 
     def between(self, start: np.ndarray, stop: np.ndarray) -> Product:
         """Return what happened after `start`, up to and with `stop` (arrays of events)."""
@@ -343,15 +300,12 @@ class Factors:
         after = np.searchsorted(self._events, stop, side="right")
         average = self._last_average[after]
         unknown = self._last_unknown[after]
-        by_hand, clipped, unscaled = (np.exp(s[after] - s[before]) for s in self._sums)
-        return Product(
-            by_hand,
-            clipped,
-            unscaled,
-            np.where(average >= before, 1 / self._ranks[average], 1.0),
-            np.where(unknown >= before, self._reason[unknown], 0),
-            self._at[unknown],
+        by_hand, clipped, unscaled = np.exp(
+            self._sums[:, after] - self._sums[:, before]
         )
+        averaged = np.where(average >= before, 1 / self._ranks[average], 1.0)
+        reason = np.where(unknown >= before, self._reason[unknown], 0)
+        return Product(by_hand, clipped, unscaled, averaged, reason)
 
 
 def _last(marked: np.ndarray) -> np.ndarray:
@@ -363,8 +317,7 @@ def _last(marked: np.ndarray) -> np.ndarray:
 # --- what became of each contribution -------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class History:
+class History(NamedTuple):
     """Parameters of which `.grad` went through the same events.
 
     `born` are the events that contributed to it, `end` those that erased each contribution (the number of events:
@@ -380,47 +333,44 @@ class History:
     ends: np.ndarray
     factors: Factors
 
-    def end_of(self, entered: np.ndarray) -> np.ndarray:
-        """Return what erased that which entered this `.grad` with these events."""
-        last = len(self.ends) - 1
-        return self.ends[np.searchsorted(self.ends[:last], entered, side="right")]
+    @property
+    def readers(self) -> tuple[int, ...]:
+        """The optimizers whose steps read it."""
+        return () if self.shard is not None else self.optimizers
 
 
 class Passage(NamedTuple):
-    """The contributions of backwards to a history, on their way to the steps that read them.
+    """The contributions of backwards to parameters of equal history, on their way to the steps that read them.
 
     `entered` is the event at which each came into the `.grad` that steps read, `end` the one that erased it there,
-    `consumed` the first step that used it (-1: none), `steps` how many did. Of what was scattered, `shard` is the
-    history of that `.grad`, and `ranks` over how many ranks it was averaged on the way (NaN: not known).
+    `consumed` the first step that used it (-1: none), `steps` how many did. `factors` are those of that `.grad`; of
+    what was scattered to it, `ranks` is over how many ranks it was averaged on the way (NaN: not known).
     """
 
-    history: History
+    parameters: np.ndarray
+    optimizers: tuple[int, ...]
     backward: np.ndarray
     entered: np.ndarray
     end: np.ndarray
     consumed: np.ndarray
     steps: np.ndarray
-    shard: History | None = None
-    ranks: np.ndarray = np.ones(0)
+    factors: Factors
+    ranks: np.ndarray
 
     @property
     def cells(self) -> tuple[np.ndarray, ...]:
         """Their places in arrays of events × parameters."""
-        return np.ix_(self.backward, self.history.parameters)
+        return np.ix_(self.backward, self.parameters)
 
     def until(self, which: np.ndarray, stop: np.ndarray) -> Product:
         """Return what happened to the contributions at these places until events, each until its own."""
-        entered = self.entered[which]
-        if self.shard is None:
-            return self.history.factors.between(entered, stop)
+        product = self.factors.between(self.entered[which], stop)
         ranks = self.ranks[which]
-        unknown = np.where(np.isnan(ranks), REDUCED, 0)
-        before = self.history.factors.between(self.backward[which], entered)
-        before = before._replace(
-            averaged=np.where(unknown > 0, 1.0, 1 / ranks),
-            reason=np.maximum(before.reason, unknown),
+        unknown = np.isnan(ranks) & (product.reason == 0)
+        return product._replace(
+            averaged=np.fmin(product.averaged, 1 / ranks),
+            reason=np.where(unknown, REDUCED, product.reason),
         )
-        return before.then(self.shard.factors.between(entered, stop))
 
 
 class Flow:
@@ -436,35 +386,33 @@ class Flow:
         # A closure's backward is used by the step around it, even when the closure zeroes again.
         self.in_closure = self._backward & (around >= 0)
         self._last_reader = _last_readers(self.events, around, self.in_closure)
-        self._shards = _shards_of(ledger)
         self.histories = list(self._histories())
         self.of = {p: one for one in self.histories for p in one.parameters.tolist()}
 
     def _histories(self) -> Iterator[History]:
         ledger = self.ledger
-        count = len(self.events)
         contributed = np.asfortranarray(ledger.state & CONTRIBUTED > 0)
         gone = np.asfortranarray(_gone(ledger))
-        # By column, what happened to each `.grad`, as bytes that can be compared.
-        packed = [
-            np.packbits(each, axis=0)
-            for each in (contributed, gone, self.scaling.changed)
-        ]
+        columns = {parameter.name: p for p, parameter in enumerate(ledger.parameters)}
         alike: dict[tuple[Any, ...], list[int]] = {}
         for p, parameter in enumerate(ledger.parameters):
-            shard = self._shards.get(p)
-            columns = [p] if shard is None else [p, shard]
-            bits = [each[:, column].tobytes() for each in packed for column in columns]
-            alike.setdefault((parameter.optimizers, *bits), []).append(p)
-        for (optimizers, *_), parameters in alike.items():
+            shard = columns.get(parameter.unsharded_of)
+            same: list[Any] = [parameter.optimizers, shard]
+            for each in (contributed, gone, self.scaling.changed):
+                same.append(np.packbits(each[:, p]).tobytes())
+            alike.setdefault(tuple(same), []).append(p)
+        for (optimizers, shard, *_), parameters in alike.items():
             first = parameters[0]
             born = np.flatnonzero(contributed[:, first])
-            ends = np.append(np.flatnonzero(gone[:, first]), count)
-            end = ends[np.searchsorted(ends[:-1], born, side="right")]
-            factors = Factors(self.scaling, first)
-            shard = self._shards.get(first)
+            ends = np.append(np.flatnonzero(gone[:, first]), len(self.events))
             yield History(
-                np.array(parameters), optimizers, shard, born, end, ends, factors
+                np.array(parameters),
+                optimizers,
+                shard,
+                born,
+                _next(ends, born),
+                ends,
+                Factors(self.scaling, first),
             )
 
     def reads(
@@ -476,13 +424,11 @@ class Flow:
         at_least = np.minimum(first + self.in_closure[entered], steps.size)
         return first, np.maximum(until, at_least)
 
-    def consumed(
-        self, history: History, entered: np.ndarray, end: np.ndarray
+    def _consumed(
+        self, optimizers: Sequence[int], entered: np.ndarray, end: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the first step that used each contribution (-1: none), and how many did."""
-        steps = steps_of(self.ledger, history.optimizers)
-        if history.shard is not None:
-            steps = steps[:0]
+        steps = steps_of(self.ledger, optimizers)
         first, until = self.reads(steps, entered, end)
         used = np.append(steps, -1)[np.minimum(first, steps.size)]
         return np.where(until > first, used, -1), np.maximum(until - first, 0)
@@ -490,40 +436,67 @@ class Flow:
     @cached_property
     def passages(self) -> list[Passage]:
         """How the contributions of backwards to each history came to the steps that read them."""
-        passages: list[Passage] = []
+        passages = []
         for history in self.histories:
             mine = self._backward[history.born]
             born = history.born[mine]
             end = history.end[mine]
-            if history.shard is not None:
-                passages += self._to_shard(history, self.of[history.shard], born, end)
-            elif born.size:
-                uses = self.consumed(history, born, end)
-                passages.append(Passage(history, born, born, end, *uses))
-        return passages
+            ranks = np.ones(born.size)
+            if history.shard is None:
+                passages.append(self._passage(history, history, born, born, end, ranks))
+                continue
+            # What is scattered enters the shard; no step reads what is erased before, or waits.
+            shard = self.of[history.shard]
+            taken = self._scatters[end]
+            entered = end[taken]
+            passages.append(
+                self._passage(
+                    history,
+                    shard,
+                    born[taken],
+                    entered,
+                    _next(shard.ends, entered),
+                    self._ranks(history, born[taken], entered),
+                )
+            )
+            lost = born[~taken & (end < len(self.events))]
+            passages.append(
+                self._passage(history, history, lost, lost, lost, ranks[: lost.size])
+            )
+        return [passage for passage in passages if passage.backward.size]
 
-    def _to_shard(
-        self, history: History, shard: History, born: np.ndarray, end: np.ndarray
-    ) -> Iterator[Passage]:
-        """Follow the contributions to an unsharded gradient into its shard."""
-        brings = shard.born[self._scatters[shard.born]]
-        # Where groups of ranks are averaged later, it is a later event that brings what was taken.
-        at = np.searchsorted(brings, end)
-        taken = self._scatters[end] & (at < brings.size)
-        if taken.any():
-            entered = brings[at[taken]]
-            ranks = self.events.detail("ranks", math.nan)[entered]
-            # Where FSDP was asked for something else than the average, the reduction is not known.
-            averages = (ranks >= 1) & ~self.events.has("reduction")[entered]
-            ranks = np.where(averages, ranks, math.nan)
-            end_there = shard.end_of(entered)
-            uses = self.consumed(shard, entered, end_there)
-            yield Passage(history, born[taken], entered, end_there, *uses, shard, ranks)
-        # No step reads an unsharded gradient: what was zeroed there is lost as it came, the rest waits.
-        lost = born[~self._scatters[end] & (end < len(self.events))]
-        if lost.size:
-            never = np.full(lost.size, -1), np.zeros(lost.size, int)
-            yield Passage(history, lost, lost, lost, *never)
+    def _passage(
+        self,
+        source: History,
+        read: History,
+        backward: np.ndarray,
+        entered: np.ndarray,
+        end: np.ndarray,
+        ranks: np.ndarray,
+    ) -> Passage:
+        """Return how contributions to one history are used where they are read."""
+        first, many = self._consumed(read.readers, entered, end)
+        return Passage(
+            source.parameters,
+            source.optimizers,
+            backward,
+            entered,
+            end,
+            first,
+            many,
+            read.factors,
+            ranks,
+        )
+
+    def _ranks(
+        self, history: History, born: np.ndarray, scattered: np.ndarray
+    ) -> np.ndarray:
+        """Return over how many ranks contributions were averaged when they were scattered; NaN where unknown."""
+        ranks = self.events.detail("ranks", math.nan)[scattered]
+        known = (ranks >= 1) & ~self.events.has("reduction")[scattered]
+        # Rarely changed before it is scattered, and then not followed.
+        known &= history.factors.between(born, scattered).coefficient == 1
+        return np.where(known, ranks, np.nan)
 
     def coefficients(self, parameter: int, born: np.ndarray, event: int) -> np.ndarray:
         """Return with which coefficient contributions are in `.grad` after an event; NaN where that is unknown."""
@@ -543,10 +516,6 @@ class Flow:
         born: np.ndarray = history.born[live]
         return born
 
-    @property
-    def _to_shards(self) -> list[Passage]:
-        return [passage for passage in self.passages if passage.shard is not None]
-
     @cached_property
     def outcomes(self) -> Outcomes:
         """See `Ledger.outcomes`."""
@@ -555,37 +524,28 @@ class Flow:
         consumed = np.full(shape, -1, np.int32)
         steps = np.zeros(shape, np.int32)
         for history in self.histories:
-            first, many = self.consumed(history, history.born, history.end)
             cells = np.ix_(history.born, history.parameters)
-            erasing = np.where(history.end < len(self.events), history.end, -1)
-            erased[cells] = erasing[:, None]
+            first, many = self._consumed(history.readers, history.born, history.end)
+            erased[cells] = self._event(history.end)
             consumed[cells] = first[:, None]
             steps[cells] = many[:, None]
-        for passage in self._to_shards:
+        for passage in self.passages:
             consumed[passage.cells] = passage.consumed[:, None]
             steps[passage.cells] = passage.steps[:, None]
         return Outcomes(erased, consumed, steps)
 
+    def _event(self, end: np.ndarray) -> np.ndarray:
+        """Return the events that erased something as a column, -1 where none did."""
+        return np.where(end < len(self.events), end, -1)[:, None]
+
     @cached_property
     def erased_for_good(self) -> np.ndarray:
         """As `Outcomes.erased`; but what was scattered ends where its shard's contribution does."""
-        erased = self.outcomes.erased
-        if not self._to_shards:
-            return erased
-        for_good = np.where(self._scatters[erased], -1, erased)
-        for passage in self._to_shards:
-            end = np.where(passage.end < len(self.events), passage.end, -1)
-            for_good[passage.cells] = end[:, None]
-        return for_good
-
-    @cached_property
-    def unconsumed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Every contribution that no step used: what erased it, its parameter and its backward, in this order."""
-        erased, _, steps = self.outcomes
-        births, columns = np.nonzero((erased >= 0) & (steps == 0))
-        ends = erased[births, columns]
-        order = np.lexsort((births, columns, ends))
-        return ends[order], columns[order], births[order]
+        erased = self.outcomes.erased.copy()
+        for passage in self.passages:
+            if (passage.entered != passage.backward).any():
+                erased[passage.cells] = self._event(passage.end)
+        return erased
 
     def windows(self) -> list[Window]:
         """See `Ledger.windows`."""
@@ -612,7 +572,7 @@ class Flow:
         """Return, per event, before which event an optimizer's steps consume some of its contribution; -1: never."""
         until = np.full(len(self.events), -1)
         for passage in self.passages:
-            if optimizer in passage.history.optimizers:
+            if optimizer in passage.optimizers:
                 # A step may consume what its own closure erased before it.
                 last = np.maximum(passage.end, passage.consumed + 1)
                 until[passage.backward] = np.maximum(until[passage.backward], last)
@@ -629,31 +589,29 @@ class Flow:
             total[start:end] = np.cumsum(total[start:end], axis=0)
         return total
 
-    def used_from_before(self) -> int:
-        """Return the first step that used what `.grad` held before the recording began; -1 for none.
-
-        Only the first event shows it: after a contribution there is another sum, or without one there is something.
-        """
+    def used_from_before(self) -> bool:
+        """Return whether a step used what `.grad` held before the first event, which did not replace it."""
         ledger = self.ledger
-        first = ledger.state[:1]
-        grad = ledger.grad[:1]
-        added = ledger.contribution[:1]
+        state, grad, added = ledger.state[:1], ledger.grad[:1], ledger.contribution[:1]
         with np.errstate(invalid="ignore"):
             differs = (np.abs(grad - added) > SAME * grad) & (grad < math.inf)
-        contributed = first & CONTRIBUTED > 0
-        changed = first & CHANGED > 0
-        held = np.where(contributed, differs, (grad > 0) & ~changed)
-        if ledger.meta.get("ranks", 1) != 1:
-            held &= ~contributed  # an average is another sum, too
-        edits = self.events.where("kind", "edit")
-        steps: list[int] = []
+        if ledger.meta.get("ranks", 1) != 1:  # an average is another sum, too
+            differs[:] = False
+        was_added = state & CONTRIBUTED > 0
+        was_left = (grad > 0) & (state & CHANGED == 0)
+        held = np.where(was_added, differs, was_left)
         for p in np.flatnonzero(held.any(axis=0)).tolist():
-            # An edit may have replaced what was there.
-            replaced = np.flatnonzero(edits & (ledger.state[:, p] & CHANGED > 0))
-            last = min([int(self.of[p].ends[0]), *replaced.tolist()])
-            mine = steps_of(ledger, self.of[p].optimizers)
-            steps += mine[mine <= last][:1].tolist()
-        return min(steps, default=-1)
+            history = self.of[p]
+            steps = steps_of(ledger, history.optimizers)
+            if (steps <= history.ends[0]).any():
+                return True
+        return False
+
+
+def _next(ends: np.ndarray, events: np.ndarray) -> np.ndarray:
+    """Return the first of some ends after each event; the last of them for all later ones."""
+    following: np.ndarray = ends[np.searchsorted(ends[:-1], events, side="right")]
+    return following
 
 
 def _steps_around(events: Events) -> np.ndarray:
@@ -704,19 +662,6 @@ def scatters(events: Events) -> np.ndarray:
     )
     takes: np.ndarray = events.where("kind", "sync") & ~stays
     return takes
-
-
-def _shards_of(ledger: Arrays) -> dict[int, int]:
-    """Return, for each unsharded gradient, the column of the parameter that it is scattered to."""
-    columns: dict[str, int] = {}
-    for column, parameter in enumerate(ledger.parameters):
-        for name in (parameter.name, *parameter.aliases):
-            columns.setdefault(name, column)
-    return {
-        whole: columns[parameter.unsharded_of]
-        for whole, parameter in enumerate(ledger.parameters)
-        if parameter.unsharded_of
-    }
 
 
 def steps_of(ledger: Arrays, optimizers: Sequence[int]) -> np.ndarray:

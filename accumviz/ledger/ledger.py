@@ -304,12 +304,12 @@ class Ledger(Arrays, Displayed):
         event = self._place(event)
         if self.columns.where("kind", "sync")[event]:  # it hands them on
             return {}
-        ends, columns, births = self.flow.unconsumed
-        here = slice(*np.searchsorted(ends, [event, event + 1]))
-        found: dict[str, list[int]] = {}
-        for p, born in zip(columns[here].tolist(), births[here].tolist(), strict=True):
-            found.setdefault(self.parameters[p].name, []).append(born)
-        return found
+        erased, _, steps = self.outcomes
+        births, columns = np.nonzero((erased == event) & (steps == 0))
+        unconsumed: dict[str, list[int]] = {}
+        for p, born in sorted(zip(columns.tolist(), births.tolist(), strict=True)):
+            unconsumed.setdefault(self.parameters[p].name, []).append(born)
+        return unconsumed
 
     def windows(self) -> list[Window]:
         """The accumulation window of every step: which backwards it consumed."""

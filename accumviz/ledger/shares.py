@@ -269,7 +269,7 @@ def _every_reading(flow: Flow) -> tuple[_Readings, int]:
         # How many histories of its parameters each backward reached.
         reached = np.zeros(len(flow.events), int)
         for passage in flow.passages:
-            if optimizer in passage.history.optimizers:
+            if optimizer in passage.optimizers:
                 reached[np.unique(passage.backward)] += 1
                 rows, more = _read(flow, optimizer, passage)
                 left_out = max(left_out, more)
@@ -315,9 +315,8 @@ def _followed(
     overlapped = flow.events.detail("overlapped", default=False)[backward]
     # How many backwards before an event had their gradients changed by hooks: with them goes what is in `.grad`.
     hooked = np.cumsum([0, *flow.events.has("by_hook")])
-    # What was erased may be in what was put there by hand afterwards.
-    put_back = (happened.reason == BY_HAND) & (happened.unknown_at > end)
-    erased = lost & ~put_back & ~overlapped
+    # What was erased may be in what was put there by hand.
+    erased = lost & (happened.reason != BY_HAND) & ~overlapped
     reason = happened.reason
     undone_by_hand, still_scaled = _still_scaled(flow, backward, happened)
     others = (
