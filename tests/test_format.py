@@ -12,6 +12,7 @@ import sys
 import time
 import tracemalloc
 import zlib
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_a_ledger_comes_back_to_the_bit_with_nan_infinity_and_negative_zero(ledg
 
 
 def test_chunks_written_one_by_one_are_one_ledger(ledger: Ledger, tmp_path: Path) -> None:
-    with Writer(tmp_path / "x.ledger") as writer:
+    with closing(Writer(tmp_path / "x.ledger")) as writer:
         writer.append(*chunks(ledger)[0])
         writer.append(*chunks(ledger)[1])
         writer.append(*chunks(ledger)[1])
@@ -140,7 +141,7 @@ def test_a_flipped_bit_anywhere_is_never_read_as_data(ledger: Ledger, path: Path
 
 def test_a_damaged_chunk_says_where_and_repair_reads_what_is_before_it(ledger: Ledger, tmp_path: Path) -> None:
     path = tmp_path / "x.ledger"
-    with Writer(path) as writer:
+    with closing(Writer(path)) as writer:
         writer.append(*chunks(ledger)[0])
         writer.append(*chunks(ledger)[1])
         before = path.stat().st_size
@@ -159,12 +160,11 @@ def test_a_damaged_chunk_says_where_and_repair_reads_what_is_before_it(ledger: L
     ("content", "said"),
     [
         (None, r"cannot open .*No such file"),
-        (b"", "it is empty"),
-        (b"PK\x03\x04 something else", r"x.ledger' is not an accumviz file \(it starts with b'PK.*\.save"),
-        (b"accumviz\nany", "has another format than 5, which this accumviz reads: record again"),
-        (b"accumviz 4\nany", "has another format than 5, which this accumviz reads: record again"),
+        (b"", "is not an accumviz file"),
+        (b"PK\x03\x04 something else", r"x.ledger' is not an accumviz file of format 5 \(it starts with b'PK"),
+        (b"accumviz 4\nany", "of format 5 .*pass a file that this version of accumviz has written"),
     ],
-    ids=["missing", "empty", "foreign", "nameless format", "older format"],
+    ids=["missing", "empty", "foreign", "older format"],
 )
 def test_a_file_that_is_no_ledger_is_refused_in_one_sentence(content: bytes | None, said: str, tmp_path: Path) -> None:
     if content is not None:
@@ -226,7 +226,7 @@ def test_a_header_that_is_no_json_object_is_refused(text: bytes, length: int | N
 
 
 def test_arrays_that_would_need_pickle_are_not_written(tmp_path: Path) -> None:
-    with Writer(tmp_path / "x") as writer, pytest.raises(TypeError, match="dtype object"):
+    with closing(Writer(tmp_path / "x")) as writer, pytest.raises(TypeError, match="dtype object"):
         writer.append({}, {"a": np.array([object()])})
 
 
@@ -283,9 +283,9 @@ def test_a_second_writer_is_refused_and_one_that_overwrites_leaves_the_first_wit
         Writer(path).open()
     first.append(*chunks(ledger)[1])
     assert len(av.load(path)) == 3
-    with Writer(path, overwrite=True) as second:
+    with closing(Writer(path, overwrite=True)) as second:
         second.append(ledgerfile.described([], [], {}))
-    with pytest.raises(FileNotFoundError, match="was deleted while it was written"):
+    with pytest.raises(OSError, match="deleted or cut short while it was written"):
         first.append(*chunks(ledger)[1])
     assert len(list(first.read())) == 2  # what it wrote can still be read
     assert len(av.load(path)) == 0

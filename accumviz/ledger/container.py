@@ -19,7 +19,6 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
@@ -34,7 +33,7 @@ _HEADER_SIZE = struct.Struct("<I")
 _DTYPES = ("<f4", "<f8", "|u1", "<i4", "<i8")
 # Bytes of memory for each stored byte of a chunk, and for each byte of JSON once it is parsed.
 _RATIO, _JSON_RATIO = 64, 24
-DEEPEST_JSON = 16
+_DEEPEST_JSON = 16
 _LARGEST_INTEGER = 1 << 63
 
 # What a chunk says, and its arrays by name.
@@ -149,24 +148,13 @@ class Reader:
             raise LedgerFileError(
                 f"cannot open {str(self.path)!r}: {error.strerror or error}"
             ) from error
-        except MemoryError as error:
-            raise LedgerFileError(
-                f"{str(self.path)!r} needs more memory than there is"
-            ) from error
 
     def _check_magic(self, magic: bytes) -> None:
         if magic == MAGIC:
             return
-        name = str(self.path)
-        if magic.startswith(_NAME):
-            raise LedgerFileError(
-                f"{name!r} has another format than {FORMAT}, which this accumviz reads: record again, or open it with "
-                "the version that wrote it"
-            )
-        shown = f"it starts with {magic!r}" if magic else "it is empty"
         raise LedgerFileError(
-            f"{name!r} is not an accumviz file ({shown}, expected {MAGIC!r}); "
-            "pass a file written by ledger.save(...) or record(..., path=...)"
+            f"{str(self.path)!r} is not an accumviz file of format {FORMAT} (it starts with {magic!r}); "
+            "pass a file that this version of accumviz has written"
         )
 
     def _rest(self, file: BinaryIO, size: int) -> Iterator[Chunk]:
@@ -240,8 +228,9 @@ class Writer:
 
     >>> import tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "x.ledger")
-    >>> with Writer(path) as writer:
-    ...     writer.append({"n": 1}, {"a": np.array([1.5, float("nan")])})
+    >>> writer = Writer(path)
+    >>> writer.append({"n": 1}, {"a": np.array([1.5, float("nan")])})
+    >>> writer.close()
     >>> list(Reader(path))
     [({'n': 1}, {'a': array([1.5, nan])})]
     >>> Writer(path).open()
@@ -296,14 +285,9 @@ class Writer:
     def _write(self, data: bytes) -> None:
         assert self._file is not None
         about = os.fstat(self._file.fileno())
-        if about.st_nlink == 0:
-            raise FileNotFoundError(
-                f"{str(self.path)!r} was deleted while it was written"
-            )
-        if about.st_size < self.size:
-            raise OSError(
-                errno.EIO, "the file was cut short while it was written", str(self.path)
-            )
+        if about.st_nlink == 0 or about.st_size < self.size:
+            said = "the file was deleted or cut short while it was written"
+            raise OSError(errno.EIO, said, str(self.path))
         try:
             left = memoryview(data)
             while left:  # where the disk took only a part, the second try says why
@@ -358,21 +342,6 @@ class Writer:
         # What it needs may be gone before it at the interpreter's end.
         with contextlib.suppress(Exception):
             self.abandon()
-
-    def __enter__(self) -> Writer:
-        self.open()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self.discard()
 
 
 def save(
@@ -435,7 +404,7 @@ def _refusal(path: str | Path) -> str:
 
 def sane(value: Any, depth: int = 0) -> Any:
     """Return JSON from a file, with half characters as "?". Raises `ValueError` for what could not be shown."""
-    if depth > DEEPEST_JSON:
+    if depth > _DEEPEST_JSON:
         raise ValueError("lists within lists within lists")
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
