@@ -178,7 +178,6 @@ def test_columns_answer_for_all_events_at_once(events: Events) -> None:
     assert events.detail("optimizer_index", 0).tolist() == [0, 0, 0, 1]
     assert events.detail("lr", None).tolist() == [None, [0.1], None, [0.2]]
     assert events.column("rank").tolist() == [-1, 0, 1, -1]
-    assert events.texts("kind") == ["backward", "step", "backward", "step"]
 
 
 def test_a_part_of_events_keeps_only_the_texts_that_it_has(events: Events) -> None:
@@ -187,13 +186,6 @@ def test_a_part_of_events_keeps_only_the_texts_that_it_has(events: Events) -> No
     assert part.tables["label"] == ("a", "")
     assert [dict(event.details) for event in part] == [{"lr": [0.2], "optimizer_index": 1}, {}]
     assert len(events.take(slice(0, 0))) == len(Events.of(())) == 0
-
-
-def test_columns_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"label has 2 values, expected one for each of 1 events"):
-        Events.of_columns(kind=["step"], label=["a", "b"])
-    with pytest.raises(ValueError, match=r"no field 'lable'; expected one of kind, label"):
-        Events.of_columns(kind=["step"], lable=["a"])
 
 
 def test_a_ledger_of_columns_answers_as_one_of_events(toy: Ledger) -> None:
@@ -368,7 +360,7 @@ def test_a_zero_grad_of_one_rank_erases_nothing_on_another_even_where_grad_is_ze
     assert merged.windows()[0].backwards == (1,)
 
 
-def test_optimizers_and_bytes_of_ranks_are_counted_over_all_of_them() -> None:
+def test_optimizers_are_counted_over_all_ranks_and_bytes_are_one_ranks_own() -> None:
     parameters = [Parameter("w", (1,), optimizers=(0,))]
     ledgers = [
         Ledger.build(parameters, [reduces(1) | {"allocated": size}], meta={"rank": rank})
@@ -376,7 +368,7 @@ def test_optimizers_and_bytes_of_ranks_are_counted_over_all_of_them() -> None:
     ]
     merged = Ledger.merge(ledgers)
     assert [parameter.optimizers for parameter in merged.parameters] == [(0,), (1,)]
-    assert merged[0].allocated == 32
+    assert np.isnan(merged[0].allocated)
 
 
 def test_collectives_that_do_not_fit_together_stay_apart() -> None:

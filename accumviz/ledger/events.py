@@ -150,17 +150,15 @@ class Event:
 
 
 def listed(details: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The terms that an event's details hold, whatever a file claims that they are.
+    """Return the terms that an event's details hold, whatever a file claims that they are.
 
     >>> listed({"terms": [{"op": "mean"}, 3]}), listed({}), listed({"terms": 3})
     ([{'op': 'mean'}, {}], [], [])
     """
     terms = details.get("terms")
-    return (
-        [term if isinstance(term, Mapping) else {} for term in terms]
-        if isinstance(terms, list)
-        else []
-    )
+    if not isinstance(terms, list):
+        return []
+    return [term if isinstance(term, Mapping) else {} for term in terms]
 
 
 class Events(Sequence[Event]):
@@ -194,25 +192,18 @@ class Events(Sequence[Event]):
         if isinstance(events, Events):
             return events
         events = tuple(events)
-        columns: dict[str, list[Any]] = {
-            name: [getattr(event, name) for event in events] for name in _AT
-        }
-        return cls.of_columns(len(events), **columns)
+        columns = {}
+        for name in _AT:
+            columns[name] = [getattr(event, name) for event in events]
+        return cls.of_columns(**columns)
 
     @classmethod
-    def of_columns(cls, count: int | None = None, **columns: Sequence[Any]) -> Events:
+    def of_columns(cls, **columns: Sequence[Any]) -> Events:
         """Return events from one sequence of values for each field of `Event`; a field left out has its default.
 
-        `kind` is needed, unless `count` is 0. Details are mappings, or their JSON text; frames JSON text.
+        `kind` is needed. Details are mappings, or their JSON text; frames JSON text.
         """
-        count = len(columns["kind"]) if count is None else count
-        for name, values in columns.items():
-            if name not in _AT:
-                raise ValueError(f"no field {name!r}; expected one of {', '.join(_AT)}")
-            if len(values) != count:
-                raise ValueError(
-                    f"{name} has {len(values)} values, expected one for each of {count} events"
-                )
+        count = len(columns["kind"])
         codes = np.zeros((count, len(CODES)), np.int32)
         numbers = np.empty((count, len(NUMBERS)))
         tables: dict[str, list[str]] = {}
@@ -220,12 +211,10 @@ class Events(Sequence[Event]):
             values = columns.get(name, (default,) * count)
             if name in TABLES:
                 places: dict[str, int] = {}
-                for e, value in enumerate(values):
-                    text = _text(value or default)
-                    codes[e, at] = places.setdefault(text, len(places))
+                values = [_text(value or default) for value in values]
+                values = [places.setdefault(text, len(places)) for text in values]
                 tables[name] = list(places)
-            else:
-                codes[:, at] = [default if value is None else value for value in values]
+            codes[:, at] = [default if value is None else value for value in values]
         for at, (name, default) in enumerate(NUMBERS.items()):
             numbers[:, at] = columns.get(name, default)
         return cls(codes, numbers, tables)
@@ -259,9 +248,7 @@ class Events(Sequence[Event]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Events | tuple):
-            return len(self) == len(other) and all(
-                a == b for a, b in zip(self, other, strict=True)
-            )
+            return tuple(self) == tuple(other)
         return NotImplemented
 
     __hash__ = None  # type: ignore[assignment] # events hold mappings
@@ -277,12 +264,8 @@ class Events(Sequence[Event]):
 
     def where(self, name: str, *texts: str) -> np.ndarray:
         """Return for each event whether this column holds one of these texts."""
-        return self._of_each(name, [text in texts for text in self.tables[name]])
-
-    def _of_each(self, name: str, of_texts: list[bool]) -> np.ndarray:
-        """Return for each event what holds for its text in this column."""
-        of_events: np.ndarray = np.array(of_texts or [False])[self.column(name)]
-        return of_events
+        codes = [code for code, text in enumerate(self.tables[name]) if text in texts]
+        return np.isin(self.column(name), codes)
 
     def detail(self, name: str, default: Any) -> np.ndarray:
         """Return one entry of every event's details, or `default`, whose type (number, truth, object) the array has."""
@@ -303,7 +286,8 @@ class Events(Sequence[Event]):
 
     def has(self, name: str) -> np.ndarray:
         """Return for each event whether its details have this entry."""
-        return self._of_each("details", [name in known for known in self.details])
+        codes = [code for code, details in enumerate(self.details) if name in details]
+        return np.isin(self.column("details"), codes)
 
     def label(self, event: int) -> str:
         """Return the label of one event."""
@@ -317,20 +301,15 @@ class Events(Sequence[Event]):
 
     @cached_property
     def _frames(self) -> list[tuple[tuple[str, int, str], ...]]:
-        return [
-            tuple(tuple(frame) for frame in json.loads(text))
-            for text in self.tables["frames"]
-        ]
+        frames = []
+        for text in self.tables["frames"]:
+            frames.append(tuple(tuple(frame) for frame in json.loads(text)))
+        return frames
 
     @property
     def skipped(self) -> np.ndarray:
         """For each event, whether it is a step that changed no weight."""
         return self.detail("skipped", default=False)
-
-    def texts(self, name: str) -> list[str]:
-        """Return the text that each event has in this column."""
-        table = self.tables[name]
-        return [table[code] for code in self.column(name).tolist()]
 
     def take(self, places: Any) -> Events:
         """Return the events at these places (a slice, or integers), with no text that they lack."""

@@ -21,7 +21,7 @@ from accumviz.ledger.events import (
 )
 
 _CODE = {name: at for at, name in enumerate(CODES)}
-_NUMBER = {name: at for at, name in enumerate(NUMBERS)}
+_MEASURED = [list(NUMBERS).index(name) for name in ("allocated", "peak")]
 
 Kind = TypeVar("Kind", bound=Arrays)
 
@@ -47,7 +47,7 @@ def merge(ledgers: Sequence[Arrays], kind: type[Kind]) -> Kind:
     """Return the ledger of all ranks; see `Ledger.merge`."""
     ranks = _ranks(ledgers)
     rows = _rows([one.ledger.columns for one in ranks])
-    # What each rank did last, in rows in which it did nothing.
+    # What each rank did last, in rows in which it did nothing: others leave its `.grad` as it was.
     latest = np.maximum.accumulate(rows, axis=0)
     parameters: list[Parameter] = []
     contribution = []
@@ -61,19 +61,23 @@ def merge(ledgers: Sequence[Arrays], kind: type[Kind]) -> Kind:
         last = latest[:, place]
         contribution.append(_pick(ledger.contribution, here, np.nan))
         grad.append(_pick(ledger.grad, last, np.nan))
-        # What others do leaves this rank's `.grad` as it was.
         present = _pick(ledger.state & PRESENT, last, 0)
         state.append(_pick(ledger.state, here, 0) | present)
-        for p, (added, left) in ledger.exact.items():
-            sides = _pick(added, here, np.nan), _pick(left, last, np.nan)
-            exact[len(parameters) + p] = sides
         weighed |= np.isin(here, ledger.weighed.events)
-        for p in ledger.weighed.elements:
-            after = ledger.weighed.after_each(len(ledger.events), p)
-            weights[len(parameters) + p] = _pick(after, here, np.nan)
-        parameters += [_renamed(p, rank, first) for p in ledger.parameters]
+        for p, parameter in enumerate(ledger.parameters):
+            column = len(parameters)
+            if p in ledger.exact:
+                added, left = ledger.exact[p]
+                exact[column] = _pick(added, here, np.nan), _pick(left, last, np.nan)
+            if p in ledger.weighed.elements:
+                after = ledger.weighed.after_each(len(ledger.events), p)
+                weights[column] = _pick(after, here, np.nan)
+            parameters.append(_renamed(parameter, rank, first))
     events = np.flatnonzero(weighed)
     elements = {p: after[events] for p, after in weights.items()}
+    sources: dict[str, str] = {}
+    for one in ranks:
+        sources = one.ledger.sources | sources
     return kind(
         parameters,
         _events(rows, ranks),
@@ -82,7 +86,7 @@ def merge(ledgers: Sequence[Arrays], kind: type[Kind]) -> Kind:
         np.concatenate(state, axis=1),
         exact,
         weighed=Weighed(events, elements),
-        sources=_sources(ranks),
+        sources=sources,
         meta=_meta(ranks),
         complete=all(one.ledger.complete for one in ranks),
     )
@@ -94,29 +98,27 @@ def _ranks(ledgers: Sequence[Arrays]) -> list[RankLedger]:
         raise ValueError(
             "no ledger to merge; pass the ledger of each rank, or its file"
         )
-    numbers = [
-        int(ledger.meta.get("rank", place)) for place, ledger in enumerate(ledgers)
-    ]
-    if len(set(numbers)) < len(numbers):
+    of_rank = {}
+    for place, ledger in enumerate(ledgers):
+        of_rank[int(ledger.meta.get("rank", place))] = ledger
+    if len(of_rank) < len(ledgers):
+        numbers = [ledger.meta.get("rank") for ledger in ledgers]
         raise ValueError(
             f"ranks {numbers} to merge; expected each once (ledger.meta['rank'] says which it is)"
         )
     ranks = []
     first = 0
-    for place in np.argsort(numbers).tolist():
-        ledger = ledgers[place]
-        ranks.append(RankLedger(numbers[place], ledger, first))
+    for rank, ledger in sorted(of_rank.items()):
+        ranks.append(RankLedger(rank, ledger, first))
         first += _optimizers(ledger)
     return ranks
 
 
 def _optimizers(ledger: Arrays) -> int:
     """Return how many optimizers a ledger speaks of."""
-    used: list[int] = []
+    used: list[int] = ledger.columns.detail("optimizer_index", 0).tolist()
     for parameter in ledger.parameters:
         used += parameter.optimizers
-    steps = ledger.columns.where("kind", "step", "schedule")
-    used += ledger.columns.detail("optimizer_index", 0)[steps].tolist()
     named = len(ledger.meta.get("optimizers", ()))
     return max([named, *(o + 1 for o in used)])
 
@@ -189,14 +191,12 @@ def _events(rows: np.ndarray, ranks: list[RankLedger]) -> Events:
         here = first == place
         codes[here] = moved[rows[here, place]]
         numbers[here] = events.numbers[rows[here, place]]
-    together = takes_part.all(axis=1) & (len(ranks) > 1)
-    codes[together, _CODE["rank"]] = -1
-    # The ranks' bytes are there at once; their peaks were reached when it suited each.
-    allocated = np.zeros(int(together.sum()))
-    for place, one in enumerate(ranks):
-        allocated += one.ledger.columns.column("allocated")[rows[together, place]]
-    numbers[together, _NUMBER["allocated"]] = allocated
-    numbers[together, _NUMBER["peak"]] = np.nan
+    if len(ranks) > 1:
+        together = takes_part.all(axis=1)
+        codes[together, _CODE["rank"]] = -1
+        # Bytes are those of one process.
+        for column in _MEASURED:
+            numbers[together, column] = np.nan
     return Events(codes, numbers, gathered.tables)
 
 
@@ -209,69 +209,29 @@ def _shifted(events: Events, first: int) -> Events:
     codes[steps, _CODE["details"]] = len(table) + again
     for code in used.tolist():
         details = json.loads(table[code])
-        index = details.get("optimizer_index", 0) + first
-        table.append(json.dumps({**details, "optimizer_index": index}))
+        details["optimizer_index"] = details.get("optimizer_index", 0) + first
+        table.append(json.dumps(details))
     return Events(codes, events.numbers, {**events.tables, "details": table})
 
 
-# --- what is said of all ranks ---------------------------------------------------------------
-
-
-def _sources(ranks: list[RankLedger]) -> dict[str, str]:
-    sources: dict[str, str] = {}
-    for one in reversed(ranks):
-        sources.update(one.ledger.sources)
-    return sources
-
-
 def _meta(ranks: list[RankLedger]) -> dict[str, Any]:
-    """Return what is said of all ranks together, and of each where they differ."""
+    """Return what is said of all ranks together, and of each how its recording stopped and ended."""
+    metas = {str(one.rank): one.ledger.meta for one in ranks}
     meta = dict(ranks[0].ledger.meta)
-    for name in ("rank", "notes", "stopped", "ended"):
-        meta.pop(name, None)
+    meta.pop("rank", None)
     meta["merged"] = [one.rank for one in ranks]
-    meta["optimizers"] = _every(ranks, "optimizers")
-    if any("optimizer_settings" in one.ledger.meta for one in ranks):
-        meta["optimizer_settings"] = _settings(ranks)
-    notes = dict.fromkeys(_every(ranks, "notes"))
-    if notes:
-        meta["notes"] = list(notes)
-    if stopped := _by_rank(ranks, "stopped"):
-        meta["stopped"] = stopped
-    if ended := _ended(ranks):
-        meta["ended"] = ended
+    for listed in ("optimizers", "optimizer_settings", "notes"):
+        every: list[Any] = []
+        for each in metas.values():
+            every += each.get(listed, ())
+        meta[listed] = every
+    meta["notes"] = list(dict.fromkeys(meta["notes"]))
+    for said in ("stopped", "ended"):
+        meta.pop(said, None)
+        of_rank = {rank: each[said] for rank, each in metas.items() if said in each}
+        if of_rank:
+            meta[said] = of_rank
+    ends = [each.get("ended") for each in metas.values()]
+    if ends.count(ends[0]) == len(ends) and ends[0] is not None:
+        meta["ended"] = ends[0]
     return meta
-
-
-def _every(ranks: list[RankLedger], name: str) -> list[Any]:
-    every: list[Any] = []
-    for one in ranks:
-        every += one.ledger.meta.get(name, ())
-    return every
-
-
-def _by_rank(ranks: list[RankLedger], name: str) -> dict[str, Any]:
-    values = {}
-    for one in ranks:
-        if name in one.ledger.meta:
-            values[str(one.rank)] = one.ledger.meta[name]
-    return values
-
-
-def _ended(ranks: list[RankLedger]) -> Any:
-    """Return one text where all ended alike, else one for each rank that says how."""
-    ended = _by_rank(ranks, "ended")
-    alike = len(ended) == len(ranks) and len(set(map(str, ended.values()))) == 1
-    return next(iter(ended.values())) if alike else ended
-
-
-def _settings(ranks: list[RankLedger]) -> list[Any]:
-    """Return the settings of every optimizer, empty for those of a rank that has none."""
-    settings: list[Any] = []
-    for one in ranks:
-        meta = one.ledger.meta
-        recorded = meta.get("optimizer_settings", ())
-        missing = len(meta.get("optimizers", ())) - len(recorded)
-        settings += recorded
-        settings += [{}] * missing
-    return settings
