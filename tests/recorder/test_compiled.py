@@ -1,9 +1,9 @@
-"""torch.compile, compiled autograd and CUDA graphs: recorded as an eager loop is, or said plainly what is not."""
+"""torch.compile and CUDA graphs: recorded as an eager loop is, or said plainly what is not."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,6 @@ def _fresh_compiler() -> Iterator[None]:
 def _train(
     compiled: Callable[[nn.Module], nn.Module] = lambda model: model,
     wrap: Callable[[Step], Step] = lambda step: step,
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     recorded: bool = True,
     compile_step: bool = False,
     graphs: bool = False,
@@ -51,9 +50,8 @@ def _train(
             optimizer.zero_grad()
 
         run = wrap(step)
-        with around():
-            for _ in range(3):
-                run()
+        for _ in range(3):
+            run()
     return [p.detach().clone() for p in inner.parameters()], recording.ledger if recording is not None else None
 
 
@@ -61,18 +59,11 @@ def _compiling(backend: str) -> Callable[[Any], Any]:
     return lambda compiled: torch.compile(compiled, backend=backend)
 
 
-def _compiled_engine() -> AbstractContextManager[Any]:
-    from torch._dynamo import compiled_autograd
-
-    return compiled_autograd._enable(_compiling("aot_eager"))
-
-
 WAYS: dict[str, dict[str, Any]] = {
     "the model, aot_eager": {"compiled": _compiling("aot_eager"), "graphs": True},
     "the model, inductor": {"compiled": _compiling("inductor")},
     "the whole step": {"wrap": _compiling("aot_eager")},
     "the optimizer's step": {"compile_step": True},
-    "the engine": {"around": _compiled_engine, "graphs": True},
 }
 
 
