@@ -245,65 +245,28 @@ def walked(ledger: Ledger, p: int) -> Iterator[tuple[int, int, list[int]]]:
         yield born, erased, used
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(loops())
-def test_the_running_sum_equals_the_simulated_grad(loop: Loop) -> None:
-    for p in range(len(loop.ledger.parameters)):
-        assert np.array_equal(loop.ledger.running_sum(p)[:, 0], np.nan_to_num(loop.grads[:, p]))
-
-
-@settings(max_examples=examples(200), deadline=None)
-@given(loops())
-def test_fates_agree_with_walking_event_by_event(loop: Loop) -> None:
-    fates = loop.ledger.outcomes
-    for p in range(len(loop.ledger.parameters)):
-        seen = set()
-        for born, erased, used in walked(loop.ledger, p):
-            seen.add(born)
-            found = (fates.erased[born, p], fates.consumed[born, p], fates.steps[born, p])
-            assert found == (erased, used[0] if used else -1, len(used))
-        for e in set(range(len(loop.ledger))) - seen:
-            assert (fates.erased[e, p], fates.consumed[e, p], fates.steps[e, p]) == (-1, -1, 0)
-
-
-@settings(max_examples=examples(200), deadline=None)
-@given(loops())
-def test_windows_hold_exactly_the_backwards_their_step_used(loop: Loop) -> None:
+def test_what_becomes_of_each_contribution_agrees_with_walking_event_by_event(loop: Loop) -> None:
     ledger = loop.ledger
-    for window in ledger.windows():
-        optimizer = ledger[window.step].details["optimizer_index"]
-        expected = {
-            born
-            for p, parameter in enumerate(ledger.parameters)
-            if optimizer in parameter.optimizers
-            for born, _, used in walked(ledger, p)
-            if window.step in used
-        }
-        assert set(window.backwards) == expected
-    assert [w.step for w in ledger.windows()] == [e.index for e in ledger.of("step") if not e.skipped]
-
-
-@settings(max_examples=examples(200), deadline=None)
-@given(loops())
-def test_each_contribution_is_live_until_erased_and_reported_unconsumed_at_most_once(loop: Loop) -> None:
-    ledger = loop.ledger
+    fates, provenance, events = ledger.outcomes, ledger.provenance(), range(len(ledger))
+    walks = [list(walked(ledger, p)) for p in range(len(ledger.parameters))]
     for p, parameter in enumerate(ledger.parameters):
-        lost = [b for e in range(len(ledger)) for b in ledger.unconsumed(e).get(parameter.name, [])]
-        assert len(lost) == len(set(lost))
-        assert sorted(lost) == [born for born, erased, used in walked(ledger, p) if erased >= 0 and not used]
-        for e in range(len(ledger)):
-            expected = [born for born, erased, _ in walked(ledger, p) if born <= e and not 0 <= erased <= e]
-            assert ledger.live(e, p) == expected
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(loops())
-def test_provenance_counts_every_contribution_once(loop: Loop) -> None:
-    ledger = loop.ledger
-    counted = (ledger.state & CONTRIBUTED > 0).sum(axis=0)
-    assert np.array_equal(ledger.provenance().count.sum(axis=0), counted)
-    norms = np.nansum(ledger.contribution, axis=0, dtype=float)
-    assert np.allclose(ledger.provenance().total.sum(axis=0), norms)
+        assert np.array_equal(ledger.running_sum(p)[:, 0], np.nan_to_num(loop.grads[:, p]))
+        expected = dict.fromkeys(events, (-1, -1, 0))
+        expected |= {born: (erased, used[0] if used else -1, len(used)) for born, erased, used in walks[p]}
+        assert {e: (fates.erased[e, p], fates.consumed[e, p], fates.steps[e, p]) for e in events} == expected
+        lost = [b for e in events for b in ledger.unconsumed(e).get(parameter.name, [])]
+        assert sorted(lost) == [born for born, erased, used in walks[p] if erased >= 0 and not used]
+        for e in events:
+            assert ledger.live(e, p) == [born for born, erased, _ in walks[p] if born <= e and not 0 <= erased <= e]
+    for window in ledger.windows():
+        owner = ledger[window.step].details["optimizer_index"]
+        mine = [walk for walk, parameter in zip(walks, ledger.parameters, strict=True) if owner in parameter.optimizers]
+        assert {*window.backwards} == {born for walk in mine for born, _, used in walk if window.step in used}
+    assert [w.step for w in ledger.windows()] == [e.index for e in ledger.of("step") if not e.skipped]
+    assert np.array_equal(provenance.count.sum(axis=0), (ledger.state & CONTRIBUTED > 0).sum(axis=0))
+    assert np.allclose(provenance.total.sum(axis=0), np.nansum(ledger.contribution, axis=0, dtype=float))
 
 
 # --- several ranks --------------------------------------------------------------------------------
