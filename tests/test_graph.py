@@ -27,7 +27,7 @@ CHAIN = Graph(
     ),
     (Edge(0, 1), Edge(1, 2), Edge(2, 3)),
     (0,),
-    {"notes": ["a note"]},
+    notes=("a note",),
 )
 
 
@@ -45,7 +45,7 @@ def modules() -> Graph:
         ),
         (Edge(0, 1), Edge(1, 2), Edge(1, 5), Edge(2, 3), Edge(3, 4), Edge(3, 5), Edge(5, 6)),
         (0,),
-        {"classes": {"layers": "ModuleList", "layers.0": "Linear", "layers.1": "Block"}},
+        classes={"layers": "ModuleList", "layers.0": "Linear", "layers.1": "Block"},
     )
 
 
@@ -78,8 +78,8 @@ def test_a_chain_is_named_from_the_root_down() -> None:
     assert CHAIN.chain() == ["MeanBackward0", "PowBackward0", "MulBackward0", "AccumulateGrad"]
 
 
-def test_a_branching_graph_has_no_chain_and_says_where() -> None:
-    with pytest.raises(ValueError, match="a branch at AddBackward0"):
+def test_a_branching_graph_has_no_chain() -> None:
+    with pytest.raises(ValueError, match="not a single path"):
         modules().chain()
 
 

@@ -50,7 +50,7 @@ def chain(grad: float = -16.0, **meta: Any) -> Graph:
         ),
         (Edge(0, 1), Edge(1, 2)),
         (0,),
-        meta,
+        **meta,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,7 +94,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Difference:
-    """What one graph has and another has not; nodes are matched by module, operation and name.
+    """The nodes that one graph has and another has not; they are matched by module, operation and name.
 
     `saved_bytes` is how many more bytes the second graph keeps.
     """
@@ -115,8 +115,9 @@ class Graph(Displayed):
     """An autograd graph: nodes, edges, and the ids of its roots.
 
     It holds no tensor and keeps none alive. `len(graph)` counts its nodes, and `for node in graph`
-    goes over them in traversal order, from the loss on; a node's `id` is its place there. `meta`
-    holds `notes`, and in `recording.graphs` the `order` in which the engine ran the nodes.
+    goes over them in traversal order, from the loss on; a node's `id` is its place there. `notes` say
+    what a reader should know about it, and `classes` what the modules are. A recorded graph knows the
+    `order` in which the engine ran the nodes, and whether it was there `before` the recording.
 
     >>> from accumviz.graph.graph import Edge, Graph, Node
     >>> graph = Graph((Node(0, "MulBackward0", "c"), Node(1, "AccumulateGrad", "a")), (Edge(0, 1),), (0,))
@@ -130,7 +131,10 @@ class Graph(Displayed):
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...] = ()
     roots: tuple[int, ...] = ()
-    meta: dict[str, Any] = field(default_factory=dict, hash=False)
+    notes: tuple[str, ...] = ()
+    classes: Mapping[str, str] = field(default_factory=dict, hash=False)
+    order: tuple[int, ...] = ()
+    before: bool = False
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -148,11 +152,6 @@ class Graph(Displayed):
         """False when a backward has freed any of what the graph had saved."""
         return all(node.alive for node in self.nodes)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a reader should know about this graph, in sentences."""
-        return tuple(self.meta.get("notes", ()))
-
     def chain(self) -> list[str]:
         """Name the operations from the root down, when the graph is a single path.
 
@@ -162,21 +161,12 @@ class Graph(Displayed):
         >>> Graph((Node(0, "PowBackward0"), Node(1, "AccumulateGrad")), (Edge(0, 1),), (0,)).chain()
         ['PowBackward0', 'AccumulateGrad']
         """
-        following = defaultdict(set)
-        for edge in self.edges:
-            following[edge.source].add(edge.target)
-        where = "" if len(self.roots) == 1 else f"{len(self.roots)} roots"
-        for node in self.nodes:
-            if not where and len(following[node.id]) > 1:
-                where = f"a branch at {node.op}"
-        if where:
+        steps = {(edge.source, edge.target) for edge in self.edges}
+        if steps != {(i, i + 1) for i in range(len(self) - 1)}:
             raise ValueError(
-                f"the graph is not a single path: it has {where}; look at .nodes and .edges instead"
+                "the graph is not a single path: look at .nodes and .edges instead"
             )
-        path = [self.roots[0]]
-        while following[path[-1]]:
-            path += following[path[-1]]
-        return [self.nodes[i].op for i in path]
+        return [node.op for node in self.nodes]
 
     def diff(self, other: Graph) -> Difference:
         """Say what `other` has that this graph has not, and the reverse.
@@ -233,7 +223,6 @@ class Graph(Displayed):
         groups: dict[str | int, list[Node]] = defaultdict(list)
         for node in self.nodes:
             groups[group_of(node) or node.id].append(node)
-        classes = self.meta.get("classes", {})
         place: dict[int, int] = {}
         folded = []
         for i, (group, members) in enumerate(groups.items()):
@@ -242,7 +231,7 @@ class Graph(Displayed):
             if len(members) == 1:
                 folded.append(replace(members[0], id=i))
             else:
-                label = classes.get(group, "module")
+                label = self.classes.get(str(group), "module")
                 folded.append(_joined(i, members, label, str(group)))
         edges = {}
         for edge in self.edges:
@@ -250,9 +239,13 @@ class Graph(Displayed):
             if ends[0] != ends[1]:
                 edges[ends] = Edge(*ends)
         roots = dict.fromkeys(place[root] for root in self.roots)
-        # The engine's order names nodes that are folded now.
-        meta = {key: value for key, value in self.meta.items() if key != "order"}
-        return Graph(tuple(folded), tuple(edges.values()), tuple(roots), meta)
+        return replace(
+            self,
+            nodes=tuple(folded),
+            edges=tuple(edges.values()),
+            roots=tuple(roots),
+            order=(),  # it names nodes that are folded now
+        )
 
     def __repr__(self) -> str:
         roots = ", ".join(self.nodes[root].title for root in self.roots[:3])

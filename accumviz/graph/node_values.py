@@ -45,7 +45,7 @@ def numbers(tensor: Any) -> Any:
 
 
 def numbers_on_cpu(tensor: torch.Tensor | None) -> Any:
-    """As `numbers`, without waiting for a device: there they are unknown."""
+    """Do as `numbers` does, without waiting for a device: there they are unknown."""
     is_there = tensor is not None and tensor.is_cpu
     return numbers(tensor) if is_there else None
 
@@ -58,14 +58,12 @@ def _is_tiny(tensor: Any) -> bool:
 def results(
     order: list[Any],
     roots: list[torch.Tensor],
-    variables: Mapping[Any, tuple[str, torch.Tensor]],
+    variables: Mapping[Any, torch.Tensor],
 ) -> dict[Any, torch.Tensor]:
     """Find what operations returned: in the caller's variables, in what was saved, or by one exact replay."""
     inside = set(order)
     tensors = {root.grad_fn: root for root in roots if root.output_nr == 0}
-    for fn, (_, tensor) in variables.items():
-        if fn in inside:
-            tensors[fn] = tensor
+    tensors |= {fn: tensor for fn, tensor in variables.items() if fn in inside}
     for fn in order:
         if hasattr(fn, "variable"):
             tensors[fn] = fn.variable

@@ -84,10 +84,11 @@ class Graphs:
                 notes.append(_ON_A_DEVICE)
         graph = walk.graph(names, self._scopes, values, notes=notes)
         thread, first = self._began
-        if thread == get_ident():  # autograd numbers operations in each thread anew
-            tops = [walk.order[i] for i in walk.top]
-            graph.meta["before"] = all(fn._sequence_nr() < first for fn in tops)
-        return graph
+        if thread != get_ident():  # autograd numbers operations in each thread anew
+            return graph
+        tops = [walk.order[i] for i in walk.top]
+        before = all(fn._sequence_nr() < first for fn in tops)
+        return replace(graph, before=before)
 
     def end(self, running: Backward) -> None:
         """Add what the engine brought, and in which order. Raises what went wrong on the way."""
@@ -98,7 +99,7 @@ class Graphs:
 
 
 class EngineRun:
-    """What the engine brings to the nodes of one graph, read by hooks of ours just before each node runs.
+    """A reader of what the engine brings to the nodes of one graph, by hooks of ours just before each node runs.
 
     Small tensors are read at once, and nothing is kept: a tensor that we held could not be summed
     in place or become a `.grad`. Another run of the engine (a hook's, another thread's) brings
@@ -153,6 +154,7 @@ class EngineRun:
         self.close()
         if self._failure is not None:
             raise self._failure
-        nodes = [replace(node, grad=self._grads.get(node.id)) for node in self.graph]
-        meta = {**self.graph.meta, "order": self._order}
-        return replace(self.graph, nodes=tuple(nodes), meta=meta)
+        nodes = []
+        for node in self.graph:
+            nodes.append(replace(node, grad=self._grads.get(node.id)))
+        return replace(self.graph, nodes=tuple(nodes), order=tuple(self._order))

@@ -61,14 +61,15 @@ def trace(*tensors: torch.Tensor, values: bool = False) -> Graph:
         for i, tensor in enumerate(tensors):
             _check(tensor, f"argument {i}", names)
         walk = Walk(tensors)
-        if not values:
-            return walk.graph(names, Scopes(_modules(frame)))
-        if len(walk.order) > VALUES_LIMIT:
-            return walk.graph(names, Scopes(_modules(frame)), notes=[TOO_LARGE])
-        tensor_of = results(walk.order, walk.roots, names.tensors)
-        found = {fn: numbers(tensor) for fn, tensor in tensor_of.items()}
-        slopes, note = gradients(walk.order, walk.roots)
-        notes = [note] if note else []
+        found, slopes, notes = {}, {}, []
+        if values and len(walk.order) > VALUES_LIMIT:
+            notes.append(TOO_LARGE)
+        elif values:
+            tensor_of = results(walk.order, walk.roots, names.tensors)
+            found = {fn: numbers(tensor) for fn, tensor in tensor_of.items()}
+            slopes, note = gradients(walk.order, walk.roots)
+            if note:
+                notes.append(note)
         return walk.graph(names, Scopes(_modules(frame)), found, slopes, notes)
 
 
@@ -109,7 +110,7 @@ class Names:
     """Names of the caller's tensors: of those that operations returned by grad_fn, and of leaves."""
 
     def __init__(self, frame: FrameType | None) -> None:
-        self.tensors: dict[Any, tuple[str, torch.Tensor]] = {}
+        self.tensors: dict[Any, torch.Tensor] = {}
         self._named: dict[int, str] = {}
         for name, value in [] if frame is None else variables(frame):
             if not issubclass(type(value), torch.Tensor):
@@ -119,9 +120,9 @@ class Names:
             if value._is_view() and value._base is not None and value._base._version:
                 continue
             if value.grad_fn is not None and value.output_nr == 0:
-                self.tensors.setdefault(value.grad_fn, (name, value))
+                self.tensors.setdefault(value.grad_fn, value)
 
-    def of(self, tensor: torch.Tensor) -> str:
+    def of(self, tensor: torch.Tensor | None) -> str:
         """Return the name of a tensor, empty where it has none."""
         return self._named.get(id(tensor), "")
 
@@ -171,7 +172,7 @@ class Walk:
                 module = path.rpartition(".")[0]
                 shape, dtype = _described(leaf)
             else:
-                name, _ = names.tensors.get(fn, ("", None))
+                name = names.of(names.tensors.get(fn))
                 module = paths.joined(*scopes.at(fn._sequence_nr()))
                 shape, dtype = _described(next(iter(fn._input_metadata), None))
                 saved, alive = storages.saved(fn)
@@ -190,8 +191,8 @@ class Walk:
             nodes.append(node)
         if not all(node.alive for node in nodes):
             notes = [_FREED]
-        meta = {"notes": list(notes), "classes": paths.classes}
-        return Graph(tuple(nodes), tuple(self.edges), self.top, meta)
+        edges = tuple(self.edges)
+        return Graph(tuple(nodes), edges, self.top, tuple(notes), paths.classes)
 
 
 class _Paths:
@@ -223,7 +224,7 @@ class _Paths:
 
 
 class _Storages:
-    """What the nodes of one graph save: equal storages have equal numbers."""
+    """The storages that the nodes of one graph save: equal storages have equal numbers."""
 
     def __init__(self, leaves: dict[int, torch.Tensor]) -> None:
         self._numbers: dict[int, int] = {-1: -1}

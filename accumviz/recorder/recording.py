@@ -265,7 +265,7 @@ class Recording:
     def graphs(self) -> dict[int, Graph]:
         """The graph that each backward ran, by its event's index; empty without `record(..., graphs=True)`.
 
-        `graph.meta["order"]` holds the ids of its nodes in the order in which the engine ran them.
+        `graph.order` holds the ids of its nodes in the order in which the engine ran them.
         """
         self._rows.settle(wait=True)
         return self._rows.graphs()

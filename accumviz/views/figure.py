@@ -145,7 +145,7 @@ class PageFigure(Figure):
 
 
 def _for_a_page(raw: str) -> str:
-    """What is inside an SVG of matplotlib, in the colours and fonts of the page."""
+    """Return what is inside an SVG of matplotlib, in the colours and fonts of the page."""
     body = re.sub(r"<(metadata|style).*?</\1>", "", raw, flags=re.DOTALL)
     body = body[body.index("<svg") :].partition(">")[2]
     used = set(re.findall(r'(?:url\(|href=")#([\w-]+)', body))
@@ -178,14 +178,14 @@ def _themed(tag: str, used: set[str], prefix: str) -> str:
 
 
 def text_width(text: str, points: float = 12, *, bold: bool = False) -> float:
-    """How wide a text is at most, in pixels: room for it, whatever font the page has. What is bold is a number."""
+    """Return how wide a text is at most, in pixels, whatever font the page has. What is bold is a number."""
     if not bold:
         return points * len(text) * _EM
     return points * sum(_BOLD.get(letter, _BOLD_EM) for letter in text)
 
 
 def clear_of(y: float, height: float, line: float) -> tuple[float, float]:
-    """Where in a part a number is written, and its room there, so that a line does not strike it through.
+    """Return where in a part a number is written, and its room there, so that a line does not strike it through.
 
     >>> clear_of(0, 20, 30), clear_of(0, 20, 5)
     ((10.0, 20), (13.15, 13.7))
@@ -387,7 +387,7 @@ class Key:
 
     @property
     def width(self) -> float:
-        """How wide its mark is."""
+        """The width of its mark."""
         return 96.0 if self.kind == "scale" else 14.0
 
     def draw(self, canvas: Canvas, x: float, y: float) -> None:

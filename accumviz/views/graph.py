@@ -66,7 +66,7 @@ class Card:
 
     @property
     def top_of_numbers(self) -> float:
-        """Where the first number is written, below the rows and a rule."""
+        """The height at which the first number is written, below the rows and a rule."""
         return _TOP + _LINE * (len(self.rows) + 1) + _RULE
 
     def elements(self) -> Iterator[Element]:
@@ -166,7 +166,7 @@ def forms(graph: Graph) -> list[Graph]:
         note = f"{len(graph):,} nodes drawn as {len(shown):,}"
         if not fitting:
             note += ", those nearest the loss"
-        shown = replace(shown, meta={**shown.meta, "notes": [*shown.notes, note]})
+        shown = replace(shown, notes=(*shown.notes, note))
     return [shown, *others[:1]]
 
 
@@ -183,8 +183,8 @@ def _nearest_the_loss(graph: Graph) -> Graph:
         if max(edge.source, edge.target) < NODES_LIMIT:
             edges.append(edge)
     roots = tuple(root for root in graph.roots if root < NODES_LIMIT)
-    meta = {key: value for key, value in graph.meta.items() if key != "order"}
-    return Graph(graph.nodes[:NODES_LIMIT], tuple(edges), roots, meta)
+    nodes = graph.nodes[:NODES_LIMIT]
+    return replace(graph, nodes=nodes, edges=tuple(edges), roots=roots, order=())
 
 
 def cards_of(graph: Graph, leaf: str = "grad") -> list[Card]:
@@ -237,8 +237,7 @@ def _attributes(node: Node) -> str:
     """Name the attributes that hold a storage."""
     if node.kind == "fold":
         return ""
-    kept = [saved.attr.partition("[")[0] for saved in node.saved if saved.storage >= 0]
-    return _clip(", ".join(dict.fromkeys(kept)), 20)
+    return _clip(", ".join(saved.attr for saved in node.saved), 20)
 
 
 def _written(value: Any) -> str:

@@ -25,15 +25,17 @@ _MOST_LAYOUTS = 40
 # versions, and each script takes what its own has written.
 FORMAT = 2
 # What the looks of a graph mean.
-_MARKS = "Thick: the root. Faint: not built yet. Filled: runs now. Dashed: freed."
+_MARKS = (
+    "Tinted: a leaf. Thick: the root. Faint: not built yet. Filled: runs now. Dashed: freed. "
+    "adds: what this backward adds to .grad. ×: what an edge multiplies the gradient by."
+)
 # What the marks of bars mean, what hatched ones do, and how to learn more of a few.
 _BARS = "Bars grow from the thin line, zero, the oldest part first. Heavy line: .grad. Dotted line: .grad is None."
 _HATCHED = " Hatched: of other ranks, or unrecorded."
 _ASK = "Select a parameter to see what its .grad is made of. "
 _LEFT_OUT = "The graph of this backward was not kept."
-_LEAVES = "Tinted: a leaf. "
-_FACTORS = " ×: what an edge multiplies the gradient by."
-_ADDS = " adds: what this backward adds to .grad."
+
+Data = dict[str, Any]
 
 
 class Player(Displayed):
@@ -54,8 +56,8 @@ class Player(Displayed):
         self.levels: tuple[float, float] | None = None
 
     @cached_property
-    def content(self) -> tuple[dict[str, Any], bytes]:
-        """What the page is told: data for JSON, and the bytes of its packed columns."""
+    def content(self) -> tuple[Data, bytes]:
+        """Return what the page is told: data for JSON, and the bytes of its packed columns."""
         told, blob = ledger_data(self.ledger, self.ground, self.levels)
         drawn = scenes(self.graphs)
         chosen = told["e"].get("i", range(len(self.ledger)))
@@ -67,7 +69,7 @@ class Player(Displayed):
                 undrawn[str(i)] = drawn["undrawn"][event]
         backwards = self.ledger.of("backward")
         first = self.graphs.get(backwards[0].index) if backwards else None
-        built = first is not None and first.meta.get("before") is True
+        built = first is not None and first.before
         ask = _ASK if len(told["p"]) == told["count"] else ""
         data = {
             **told,
@@ -78,23 +80,23 @@ class Player(Displayed):
             "undrawn": undrawn,
             "before": words.before(built=built),
             "bars": [_BARS, _HATCHED, ask, _LEFT_OUT],
-            "marks": _marks(drawn),
+            "marks": _MARKS,
         }
         return data, blob
 
     @cached_property
     def id(self) -> str:
-        """The name by which a permalink finds this player on a page."""
+        """Return the name by which a permalink finds this player on a page."""
         return identity(*self.content)
 
     @cached_property
     def words(self) -> list[str]:
-        """The text alternative: what is there, then event by event."""
+        """Return the text alternative: what is there, then event by event."""
         events = range(len(self.ledger))
         return words.story(self.ledger, events, range(len(self.ledger.parameters)))
 
     def to_html(self) -> str:
-        """A fragment of HTML that needs nothing else; with its scripts stripped, a list remains."""
+        """Return a fragment of HTML that needs nothing else; with its scripts stripped, a list remains."""
         css, script = assets()
         about, *events = map(html.escape, self.words)
         items = "".join(f"<li>{event}</li>" for event in events)
@@ -149,19 +151,6 @@ def play(
     return Player(ledger, graphs)
 
 
-def _marks(drawn: Mapping[str, Any]) -> str:
-    """What the looks of some graphs mean, of those that are there."""
-    nodes = [node for layout in drawn["layouts"] for node in layout["n"]]
-    marks = _MARKS
-    if any("leaf" in node for node in nodes):
-        marks = _LEAVES + marks
-    if any("adds" in node["n"] for node in nodes):
-        marks += _ADDS
-    if any("x" in graph for graph in drawn["graphs"]):
-        marks += _FACTORS
-    return marks
-
-
 @dataclass
 class _Form:
     """A graph as it is drawn; `place` is where the page finds it (-1: nowhere, for the `reason`)."""
@@ -172,7 +161,7 @@ class _Form:
     reason: str = f"Not drawn: only {_MOST_LAYOUTS} graphs of different form are."
 
     def look(self) -> Any:
-        """Everything but the numbers: what is alike is laid out once."""
+        """Return everything but the numbers: what is alike is laid out once."""
         cards = []
         for card in self.cards:
             labels = [label for label, _ in card.numbers]
@@ -180,7 +169,7 @@ class _Form:
         return repr((cards, self.graph.edges, self.graph.notes))
 
 
-def scenes(graphs: Mapping[int, Graph]) -> dict[str, Any]:
+def scenes(graphs: Mapping[int, Graph]) -> Data:
     """Lay out graphs, those of one look once, since a loop builds the same one again.
 
     `layouts`, `graphs` (which layout, and the numbers on its cards), and `of`: event -> graph.
@@ -193,8 +182,8 @@ def scenes(graphs: Mapping[int, Graph]) -> dict[str, Any]:
         shown[event] = [_Form(form, cards_of(form, "adds")) for form in forms(graph)]
         for form in shown[event]:
             alike.setdefault(form.look(), []).append(form)
-    layouts: list[dict[str, Any]] = []
-    drawn: list[dict[str, Any]] = []
+    layouts: list[Data] = []
+    drawn: list[Data] = []
     for same in [*alike.values()][:_MOST_LAYOUTS]:
         try:
             layouts.append(_layout(same))
@@ -202,9 +191,10 @@ def scenes(graphs: Mapping[int, Graph]) -> dict[str, Any]:
             for form in same:
                 form.reason = str(missing)
             continue
+        edges = layouts[-1]["e"]
         for form in same:
             form.place = len(drawn)
-            drawn.append(_data(form, len(layouts) - 1, layouts[-1]))
+            drawn.append(_data(form, len(layouts) - 1, edges))
     of, undrawn = {}, {}
     for event, (first, *others) in shown.items():
         if first.place < 0:
@@ -217,29 +207,28 @@ def scenes(graphs: Mapping[int, Graph]) -> dict[str, Any]:
     return {"layouts": layouts, "graphs": drawn, "of": of, "undrawn": undrawn}
 
 
-def _data(form: _Form, layout: int, drawn: Mapping[str, Any]) -> dict[str, Any]:
-    """What a page is told of one graph: its layout, the numbers on its cards, in which order its nodes ran."""
+def _data(form: _Form, layout: int, edges: Sequence[Sequence[Any]]) -> Data:
+    """Return what a page is told of one graph: its layout, the numbers on its cards, the order of its nodes."""
     values = [[text for _, text in card.numbers] for card in form.cards]
-    data: dict[str, Any] = {"l": layout, "v": values, "order": order(form.graph)}
-    if form.graph.meta.get("before"):
+    data: Data = {"l": layout, "v": values, "order": order(form.graph)}
+    if form.graph.before:
         data["made"] = 1
-    by = factors(form.graph, drawn["e"])
+    by = factors(form.graph, edges)
     if any(by):
         data["x"] = by
     return data
 
 
 def order(graph: Graph) -> list[int]:
-    """The nodes in the order in which the engine ran them, when it was recorded, else in one it could have used."""
-    recorded_order = graph.meta.get("order")
-    if recorded_order:
-        return list(dict.fromkeys(recorded_order))
+    """Return the nodes in the order in which the engine ran them, or could have where that was not recorded."""
+    if graph.order:
+        return list(dict.fromkeys(graph.order))
     edges = [(edge.source, edge.target) for edge in graph.edges]
     return in_order(len(graph), edges)
 
 
 def factors(graph: Graph, edges: Sequence[Sequence[Any]]) -> list[str]:
-    """What each edge multiplies a gradient by: known between single numbers, where nothing else is added.
+    """Return what each edge multiplies a gradient by: known between single numbers, where nothing else is added.
 
     >>> from accumviz.graph.graph import Edge, Node
     >>> mul, leaf = Node(0, "MulBackward0", grad=-4.0), Node(1, "AccumulateGrad", "w", grad=[-16.0])
@@ -259,13 +248,13 @@ def factors(graph: Graph, edges: Sequence[Sequence[Any]]) -> list[str]:
 
 
 def _single(value: Any) -> float | None:
-    """The number in nested lists that hold only one."""
+    """Return the number in nested lists that hold only one."""
     while isinstance(value, list) and len(value) == 1:
         value = value[0]
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def _layout(same: Sequence[_Form]) -> dict[str, Any]:
+def _layout(same: Sequence[_Form]) -> Data:
     """Lay out what some graphs have in common, with room for the widest of each card."""
     graph = same[0].graph
     cards = []
@@ -284,7 +273,7 @@ def _layout(same: Sequence[_Form]) -> dict[str, Any]:
     }
 
 
-def _node(node: Node, card: Card, corner: complex) -> dict[str, Any]:
+def _node(node: Node, card: Card, corner: complex) -> Data:
     sides = corner.real, corner.imag, card.width, card.height
     data = {
         "b": list(map(round, sides)),
@@ -303,14 +292,14 @@ def _node(node: Node, card: Card, corner: complex) -> dict[str, Any]:
 
 
 def assets() -> tuple[str, str]:
-    """The style sheet, with the names of accumviz's colours before, and the module, which explorers share."""
+    """Return the style sheet, with the names of accumviz's colours before, and the module, which explorers share."""
     return style.CSS + style.static("player.css"), style.static("accumviz.js")
 
 
 def fragment(
     kind: str, name: str, text: str, data: str, sheets: Iterable[str], script: str
 ) -> str:
-    """What a page carries of a view: its data, the text that stands there without it, its style sheets, its module.
+    """Return what a page carries of a view: its data, the text that stands there without it, its styles, its module.
 
     Sheets that several kinds of view share are given apart: a page needs each of them once.
     """

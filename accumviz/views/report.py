@@ -27,7 +27,7 @@ _SIGNS = {"healthy": "✓", "findings": "✗", "no verdict": "?"}
 
 
 def first_line(report: Report) -> str:
-    """What is said first of a report.
+    """Say first what a report comes to.
 
     >>> first_line(Report())
     'Healthy: check finds no mistake.'

@@ -130,7 +130,7 @@ def test_a_finger_meets_every_choice_of_an_explorer(shown: Callable[..., Any]) -
 def tall() -> Graph:
     """A graph of forty nodes, higher than any pane."""
     nodes = tuple(Node(i, "MulBackward0") for i in range(40))
-    return Graph(nodes, tuple(Edge(i, i + 1) for i in range(39)), (0,), {"order": list(range(40))})
+    return Graph(nodes, tuple(Edge(i, i + 1) for i in range(39)), (0,), order=list(range(40)))
 
 
 def test_panes_that_are_compared_stay_level_in_a_books_column(shown: Callable[..., Any]) -> None:

@@ -316,7 +316,7 @@ def test_nothing_of_a_hostile_ledger_runs(show: Show) -> None:
         {"kind": EVIL, "label": EVIL},
     ]
     ledger = Ledger.build([Parameter(EVIL, (1,))], rows, sources={EVIL: EVIL})
-    graph = Graph((Node(0, EVIL, EVIL, EVIL), Node(1, "AccumulateGrad", EVIL)), (Edge(0, 1),), (0,), {"notes": [EVIL]})
+    graph = Graph((Node(0, EVIL, EVIL, EVIL), Node(1, "AccumulateGrad", EVIL)), (Edge(0, 1),), (0,), notes=[EVIL])
     watched = show(play(ledger, {0: graph}))
     played = watched.played
     for way in ("next event", "next event", "previous event"):

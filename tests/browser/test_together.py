@@ -63,7 +63,7 @@ def test_the_line_of_an_event_is_seen_where_a_fold_opens(show: Callable[..., Any
 def wide() -> Graph:
     """Two branches side by side, as wide as a phone and a quarter of it."""
     nodes = tuple(Node(i, "MeanBackward00000" if i else "AddBackward0") for i in range(3))
-    return Graph(nodes, (Edge(0, 1), Edge(0, 2)), (0,), {"order": [0, 1, 2]})
+    return Graph(nodes, (Edge(0, 1), Edge(0, 2)), (0,), order=[0, 1, 2])
 
 
 @pytest.mark.parametrize("width", [375, 1280])

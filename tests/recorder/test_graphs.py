@@ -44,7 +44,7 @@ def test_a_graph_says_whether_it_was_there_before_the_recording_began() -> None:
     with av.record({"w": w}, graphs=True) as recording:
         loss.backward()
         (w * 3).sum().backward()
-    assert [graph.meta.get("before") for graph in recording.graphs.values()] == [True, False]
+    assert [graph.before for graph in recording.graphs.values()] == [True, False]
 
 
 def test_the_order_is_the_one_that_the_engine_took() -> None:
@@ -60,9 +60,9 @@ def test_the_order_is_the_one_that_the_engine_took() -> None:
             todo += new
         loss.backward()
     graph = recording.graphs[0]
-    told = [graph.nodes[i].op for i in graph.meta["order"]]
+    told = [graph.nodes[i].op for i in graph.order]
     assert [name for name in told if name != "AccumulateGrad"] == [n for n in ran if "AccumulateGrad" not in n]
-    assert sorted(graph.meta["order"]) == list(range(len(graph)))
+    assert sorted(graph.order) == list(range(len(graph)))
 
 
 def test_operations_know_their_module() -> None:
@@ -286,7 +286,7 @@ def test_a_backward_that_goes_to_some_inputs_leaves_the_others_unknown() -> None
         (a * 2 + b * 3).sum().backward(inputs=[a])
     graph = recording.graphs[0]
     assert {n.name: n.grad for n in graph if n.op == "AccumulateGrad"} == {"a": [2.0], "b": None}
-    assert [graph.nodes[i].name for i in graph.meta["order"]].count("b") == 0
+    assert [graph.nodes[i].name for i in graph.order].count("b") == 0
 
 
 def test_the_gradient_of_a_leaf_that_a_backward_inside_this_one_reaches_is_unknown() -> None:
@@ -300,4 +300,4 @@ def test_the_gradient_of_a_leaf_that_a_backward_inside_this_one_reaches_is_unkno
     graph = recording.graphs[0]
     assert w.grad is not None and w.grad.tolist() == [206.0]
     assert [n.grad for n in graph] == [1.0, [1.0], [3.0], None]
-    assert len(graph.meta["order"]) == len(graph)
+    assert len(graph.order) == len(graph)

@@ -153,7 +153,7 @@ def test_hostile_names_stay_text() -> None:
         }
     ]
     ledger = Ledger.build([Parameter(EVIL, (1,))], rows, sources={EVIL: EVIL})
-    graph = Graph((Node(0, EVIL, EVIL, EVIL), Node(1, "AccumulateGrad", EVIL)), (Edge(0, 1),), (0,), {"notes": [EVIL]})
+    graph = Graph((Node(0, EVIL, EVIL, EVIL), Node(1, "AccumulateGrad", EVIL)), (Edge(0, 1),), (0,), notes=[EVIL])
     seen = Seen(play(ledger, {0: graph}).to_html())
     assert seen.tags.count("script") == 2
     assert "img" not in seen.tags
@@ -179,7 +179,7 @@ def test_graphs_of_one_form_share_a_layout_and_keep_their_numbers() -> None:
 
 def test_a_folded_graph_has_an_order_of_its_own() -> None:
     nodes = tuple(Node(i, "AddBackward0", shape=(1,)) for i in range(400))
-    graph = Graph(nodes, tuple(Edge(i, i + 1) for i in range(399)), (0,), {"order": [0, 1]})
+    graph = Graph(nodes, tuple(Edge(i, i + 1) for i in range(399)), (0,), order=[0, 1])
     drawn = scenes({0: graph})
     assert len(drawn["graphs"][0]["order"]) == len(drawn["layouts"][0]["n"]) < 151
     assert "400 nodes drawn as" in " ".join(drawn["layouts"][0]["notes"])
@@ -245,7 +245,7 @@ def test_a_teaching_player_is_small() -> None:
 
 def test_a_graph_with_modules_is_told_folded_too() -> None:
     nodes = [Node(i, "MulBackward0", module=f"layers.{i // 4}") for i in range(12)]
-    graph = Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(11)), (0,), {"order": list(range(12))})
+    graph = Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(11)), (0,), order=list(range(12)))
     drawn = scenes({0: graph, 5: chain()})
     assert set(drawn["of"]) == {0, 5}
     whole = drawn["graphs"][drawn["of"][0]]
@@ -299,7 +299,7 @@ def test_bytes_before_and_after_a_backward_are_told_apart() -> None:
 
 def test_before_the_first_event_the_first_backwards_graph_is_the_one_that_is_there() -> None:
     row = {"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 1.0}}
-    graphs = {n: Graph((), (), (), {"before": n == 0}) for n in range(2)}
+    graphs = {n: Graph((), before=n == 0) for n in range(2)}
     said = play(Ledger.build([W], [row, row]), graphs).content[0]["before"]
     assert said[1] == "This graph was built before the recording began."
 
