@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from accumviz.ledger.ledger import Ledger
+from accumviz.recorder.callsite import needs, only
 from accumviz.views.listing import listing
-from tests.test_sources import needed
 
 SCRIPT = """\
 import torch
@@ -47,7 +47,7 @@ def shown(text: str, *lines: int) -> list[int]:
 
 
 def test_what_a_ledger_left_out_is_left_out_code_not_empty_lines() -> None:
-    text = needed(SCRIPT, [16, 29])
+    text = only(SCRIPT, needs(SCRIPT, 16, 13) | needs(SCRIPT, 29, 28))
     assert "secret" not in text
     assert shown(text, 16, 29) == [13, 14, 15, 16, 17, 18, 19, 0, 28, 29]
 
