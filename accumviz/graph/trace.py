@@ -61,7 +61,9 @@ def trace(*tensors: torch.Tensor, values: bool = False) -> Graph:
         for i, tensor in enumerate(tensors):
             _check(tensor, f"argument {i}", names)
         walk = Walk(tensors)
-        found, slopes, notes = {}, {}, []
+        found: dict[Any, Any] = {}
+        slopes: dict[Any, Any] = {}
+        notes = []
         if values and len(walk.order) > VALUES_LIMIT:
             notes.append(TOO_LARGE)
         elif values:
