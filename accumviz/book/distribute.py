@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, get_context
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -37,8 +38,6 @@ from accumviz.recorder.callsite import readable
 _GRACE = 1.0
 # Forking copies what is imported already; elsewhere than on Linux that is not safe.
 _METHOD = "forkserver" if sys.platform == "linux" else "spawn"
-# Seconds between two looks whether this rank is to end.
-_POLL = 0.02
 # What takes long to import, once for all ranks; DDP imports the compiler.
 _HEAVY = [
     "torch.distributed.fsdp",
@@ -62,11 +61,11 @@ class World:
         return Ledger.merge([ledger for ledger in self.ledgers if ledger is not None])
 
     def __repr__(self) -> str:
-        said = []
+        held = []
         for i, ledger in enumerate(self.ledgers):
-            held = "nothing recorded" if ledger is None else f"{len(ledger)} events"
-            said.append(f"rank {i}: {held}")
-        return f"World of {len(said)} ranks: {', '.join(said)}"
+            events = "nothing recorded" if ledger is None else f"{len(ledger)} events"
+            held.append(f"rank {i}: {events}")
+        return f"World of {len(held)} ranks: {', '.join(held)}"
 
 
 class RankError(RuntimeError):
@@ -78,19 +77,9 @@ class RankError(RuntimeError):
 
     def __init__(self, message: str, rank: int, traceback: str, world: World) -> None:
         super().__init__(message)
-        self.rank, self.traceback, self.world = rank, traceback, world
-
-
-@dataclass
-class _Outcome:
-    """How one rank ended; `order` is smaller the more likely it is the cause of the others' failures."""
-
-    rank: int
-    value: Any = None
-    failure: str = ""
-    trace: str = ""
-    unfinished: bool = False
-    order: float = 0.0
+        self.rank = rank
+        self.traceback = traceback
+        self.world = world
 
 
 def distribute(
@@ -136,47 +125,58 @@ def distribute(
             "distribute needs Linux or macOS; on Windows, use WSL, or torchrun with record(..., path=)"
         )
     call = _pack(function, kwargs)
-    with tempfile.TemporaryDirectory(
-        prefix="accumviz-", ignore_cleanup_errors=True
-    ) as name:
-        folder = Path(name)
-        (folder / "call").write_bytes(call)
-        processes: list[BaseProcess] = []
-        try:
-            for process in _processes(folder, ranks, timeout):
-                with _nothing_in_main():
-                    process.start()
-                processes.append(process)
-            _wait(processes, timeout)
-            _ask_where(processes, folder)
-        finally:
-            _end(processes)
-        outcomes = [_outcome(folder, i, one) for i, one in enumerate(processes)]
-        return _world(folder, outcomes, timeout)
+    folder = tempfile.TemporaryDirectory(prefix="accumviz-", ignore_cleanup_errors=True)
+    with folder as name:
+        return _launch(Path(name), call, ranks, timeout)
 
 
-def _processes(folder: Path, ranks: int, timeout: float) -> list[BaseProcess]:
-    """Make one process for each rank, with the variables that torchrun sets."""
+def _launch(folder: Path, call: bytes, ranks: int, timeout: float) -> World:
+    """Start the ranks, wait for them, end those that are late, and read what they left in the folder."""
+    (folder / "call").write_bytes(call)
+    context: Any = get_context(_METHOD)
+    if _METHOD == "forkserver":
+        context.set_forkserver_preload(_HEAVY)
+    # Each rank ends when the writing end is closed, as it is when this process dies, too.
+    until_closed, writing_end = context.Pipe(duplex=False)
+    gpu, env = _environment(ranks)
+    processes: list[BaseProcess] = []
+    try:
+        for i in range(ranks):
+            job = _Job(folder, i, ranks, timeout, gpu, env)
+            process = context.Process(
+                target=_run, args=(job, until_closed), daemon=True
+            )
+            with _nothing_in_main():
+                process.start()
+            processes.append(process)
+        _wait(processes, timeout)
+        late = _running(processes)
+        writing_end.close()
+        until = time.monotonic() + 3 * _GRACE
+        for process in late:
+            process.join(max(until - time.monotonic(), 0))
+    finally:
+        _end(processes)
+    outcomes = []
+    for i, process in enumerate(processes):
+        outcomes.append(_outcome(folder / f"rank{i}", i, process, process in late))
+    return _world(folder, outcomes, timeout)
+
+
+def _environment(ranks: int) -> tuple[bool, dict[str, str]]:
+    """Return whether each rank has a GPU, and the variables that all ranks share: torchrun sets the same."""
     import torch
 
     gpu = torch.cuda.device_count() >= ranks
-    shared = os.environ | {
+    env = os.environ | {
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
     }
     if not gpu:
-        shared["CUDA_VISIBLE_DEVICES"] = ""
-    context: Any = get_context(_METHOD)
-    if _METHOD == "forkserver":
-        context.set_forkserver_preload(_HEAVY)
-    made: list[BaseProcess] = []
-    for i in range(ranks):
-        env = shared | {"RANK": str(i), "LOCAL_RANK": str(i)}
-        settings = _Settings(str(folder), i, ranks, timeout, gpu, env)
-        made.append(context.Process(target=_run, args=(settings,), daemon=True))
-    return made
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    return gpu, env
 
 
 @contextmanager
@@ -190,27 +190,22 @@ def _nothing_in_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
+def _running(processes: list[BaseProcess]) -> list[BaseProcess]:
+    return [process for process in processes if process.exitcode is None]
+
+
 def _wait(processes: list[BaseProcess], timeout: float) -> None:
     """Wait until all ranks have ended, time is up, or one has failed and the others had time to notice."""
     until = time.monotonic() + timeout
     failed = False
-    while running := [one.sentinel for one in processes if one.exitcode is None]:
-        if not failed and any(one.exitcode for one in processes):
-            failed, until = True, min(until, time.monotonic() + _GRACE)
+    while running := _running(processes):
+        if not failed and any(process.exitcode for process in processes):
+            failed = True
+            until = min(until, time.monotonic() + _GRACE)
         left = until - time.monotonic()
         if left <= 0:
             return
-        connection.wait(running, left)
-
-
-def _ask_where(processes: list[BaseProcess], folder: Path) -> None:
-    """Have the ranks that still run write down where they are, and their ledgers."""
-    running = [one for one in processes if one.exitcode is None]
-    if running:
-        (folder / "stop").touch()
-    until = time.monotonic() + 3 * _GRACE
-    for process in running:
-        process.join(max(until - time.monotonic(), 0))
+        connection.wait([process.sentinel for process in running], left)
 
 
 def _end(processes: list[BaseProcess]) -> None:
@@ -222,48 +217,60 @@ def _end(processes: list[BaseProcess]) -> None:
         process.join()
 
 
-def _outcome(folder: Path, i: int, process: BaseProcess) -> _Outcome:
-    result, stack = folder / f"rank{i}.result", folder / f"rank{i}.stack"
+# --- what the ranks left behind -----------------------------------------------------------------
+
+
+@dataclass
+class _Outcome:
+    """How one rank ended; `order` is smaller the more likely it is the cause of the others' failures."""
+
+    rank: int
+    value: Any = None
+    failure: str = ""
+    trace: str = ""
+    order: float = 0.0
+
+
+def _outcome(base: Path, i: int, process: BaseProcess, is_late: bool) -> _Outcome:
+    result = base.with_suffix(".result")
     if result.exists():
-        value, failure, trace, moment = pickle.loads(result.read_bytes())  # noqa: S301 - our process wrote it
-        return _Outcome(i, value, failure, trace, order=moment)
-    if stack.exists():
-        return _Outcome(i, None, "had not ended", stack.read_text(), True, float("inf"))
+        return _Outcome(i, *pickle.loads(result.read_bytes()))  # noqa: S301 - our process wrote it
+    if is_late:
+        stack = _text(base.with_suffix(".stack"))
+        return _Outcome(i, None, "had not ended", stack, float("inf"))
     code = process.exitcode or 0
-    log = _text(folder / f"rank{i}.log")[-4000:]
-    if code == -signal.SIGKILL and (folder / "stop").exists():
-        return _Outcome(i, None, "had not ended", log, True, float("inf"))
+    log = _text(base.with_suffix(".log"))[-4000:]
     if code < 0:
         return _Outcome(i, None, f"died, killed by {signal.Signals(-code).name}", log)
     return _Outcome(i, None, f"ended with exit code {code} and returned nothing", log)
 
 
 def _world(folder: Path, outcomes: list[_Outcome], timeout: float) -> World:
+    """Print what the ranks printed, and return what they recorded; raise `RankError` where one failed."""
     ledgers = tuple(_last_ledger(folder, one.rank) for one in outcomes)
     world = World(ledgers, tuple(one.value for one in outcomes))
     for name, stream in (("out", sys.stdout), ("err", sys.stderr)):
         for one in outcomes:
             for line in _text(folder / f"rank{one.rank}.{name}").splitlines():
                 print(f"rank {one.rank}: {line}", file=stream)
-    failed = sorted(
-        (one for one in outcomes if one.failure), key=lambda one: (one.order, one.rank)
-    )
-    if failed:
-        raise RankError(
-            _message(failed, ledgers, timeout), failed[0].rank, failed[0].trace, world
-        )
-    return world
+    failed = [one for one in outcomes if one.failure]
+    if not failed:
+        return world
+    failed.sort(key=lambda one: one.order)
+    first = failed[0]
+    raise RankError(_message(failed, ledgers, timeout), first.rank, first.trace, world)
 
 
 def _message(
     failed: list[_Outcome], ledgers: tuple[Ledger | None, ...], timeout: float
 ) -> str:
-    first = failed[0]
-    after = f" after {timeout:g} seconds" if first.unfinished else ""
+    first, *others = failed
+    is_late = first.order == float("inf")
+    after = f" after {timeout:g} seconds" if is_late else ""
     lines = [f"rank {first.rank} {first.failure}{after}", first.trace.rstrip()]
-    for other in failed[1:]:
+    for other in others:
         lines.append(f"rank {other.rank} {other.failure.splitlines()[0]}")
-        if other.unfinished:
+        if other.failure == "had not ended":
             lines.append(other.trace.rstrip())
     kept = [str(i) for i, ledger in enumerate(ledgers) if ledger is not None]
     if kept:
@@ -290,80 +297,83 @@ def _text(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class _Settings:
-    """What a rank is told: where it writes, which it is of how many, and the variables that it sees."""
+class _Job:
+    """What a rank gets to know: where it writes, which it is of how many, and the variables that it sees."""
 
-    folder: str
+    folder: Path
     rank: int
     ranks: int
     timeout: float
     gpu: bool
     env: dict[str, str]
 
+    @property
+    def base(self) -> Path:
+        """The beginning of the names of this rank's files."""
+        return self.folder / f"rank{self.rank}"
 
-def _run(settings: _Settings) -> None:
+
+def _run(job: _Job, until_closed: Connection) -> None:
     """Run the function, write down its value or what it raised, and end this process."""
-    folder = Path(settings.folder)
-    base = folder / f"rank{settings.rank}"
     with suppress(OSError):
         os.setpgid(0, 0)
+    rank = str(job.rank)
     os.environ.clear()
-    os.environ.update(settings.env)
-    _redirect(base)
-    threading.Thread(target=_watch, args=(base,), daemon=True).start()
+    os.environ.update(job.env | {"RANK": rank, "LOCAL_RANK": rank})
+    _redirect(job.base)
+    threading.Thread(target=_watch, args=(job.base, until_closed), daemon=True).start()
     code = 0
     try:
-        packed = cloudpickle.dumps((_call(folder, settings), "", "", 0.0))
+        packed = cloudpickle.dumps((_call(job),))
     except BaseException as error:
-        code, moment = 1, time.monotonic()
+        code = 1
+        moment = time.monotonic()
         lines = traceback.format_exception(type(error), error, _below(error))
-        said = f"raised {type(error).__name__}: {error}"
-        packed = pickle.dumps((None, said, "".join(lines), moment))
-    _write(base.with_suffix(".result"), packed)
+        failure = f"raised {type(error).__name__}: {error}"
+        packed = pickle.dumps((None, failure, "".join(lines), moment))
+    _write(job.base.with_suffix(".result"), packed)
     _flush()
     os._exit(code)  # taking torch apart would take seconds
 
 
-def _call(folder: Path, settings: _Settings) -> Any:
+def _call(job: _Job) -> Any:
     import torch
     import torch.distributed as dist
 
     from accumviz.recorder import recording
 
-    recording.locate = partial(_locate, folder, settings.rank)
+    recording.locate = partial(_locate, job.base)
     torch.set_num_threads(1)
-    if settings.gpu:
-        torch.cuda.set_device(settings.rank)
+    if job.gpu:
+        torch.cuda.set_device(job.rank)
     # What a notebook defines belongs to `__main__`, here as there.
     sys.modules["__main__"] = ModuleType("__main__")
     vars(sys.modules["__main__"])["__builtins__"] = builtins
-    function, kwargs = _unpack((folder / "call").read_bytes())
+    function, kwargs = _unpack((job.folder / "call").read_bytes())
+    store = dist.FileStore(str(job.folder / "store"), job.ranks)  # type: ignore[attr-defined]
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if settings.gpu else "gloo",
-        store=dist.FileStore(str(folder / "store"), settings.ranks),  # type: ignore[attr-defined]
-        rank=settings.rank,
-        world_size=settings.ranks,
-        timeout=datetime.timedelta(seconds=max(settings.timeout, 1.0)),
+        "cpu:gloo,cuda:nccl" if job.gpu else "gloo",
+        store=store,
+        rank=job.rank,
+        world_size=job.ranks,
+        timeout=datetime.timedelta(seconds=max(job.timeout, 1.0)),
     )
     # A rank that is done early would hang up on those that still connect.
-    (folder / f"rank{settings.rank}.ready").touch()
-    while len(list(folder.glob("rank*.ready"))) < settings.ranks:
-        time.sleep(0.001)
+    store.set(f"ready {job.rank}", "")
+    store.wait([f"ready {i}" for i in range(job.ranks)])
     value = function(**kwargs)
     dist.destroy_process_group()
     return value
 
 
-def _locate(folder: Path, rank: int, path: Path | None) -> Path:
+def _locate(base: Path, path: Path | None) -> Path:
     """Give every recording of this rank a file, and list it for the process that waits."""
     from accumviz.recorder.distributed import own_path
 
-    own = (
-        own_path(path) if path else folder / f"rank{rank}.{time.monotonic_ns()}.ledger"
-    )
-    with (folder / f"rank{rank}.ledgers").open("a") as listed:
-        listed.write(json.dumps(str(own.absolute())) + "\n")
-    return own
+    file = own_path(path) if path else Path(f"{base}.{time.monotonic_ns()}.ledger")
+    with base.with_suffix(".ledgers").open("a") as listed:
+        listed.write(json.dumps(str(file.absolute())) + "\n")
+    return file
 
 
 def _below(error: BaseException) -> TracebackType | None:
@@ -384,21 +394,21 @@ def _redirect(base: Path) -> None:
     faulthandler.enable(log)
 
 
-def _watch(base: Path) -> None:
-    """End this rank when it is asked to, saying where it is, or when the process that started it is gone."""
-    parent, main = parent_process(), threading.main_thread().ident or 0
-    while True:
-        time.sleep(_POLL)
-        if parent is not None and not parent.is_alive():
-            os._exit(1)
-        if (base.parent / "stop").exists() and not base.with_suffix(".result").exists():
-            calls = traceback.extract_stack(sys._current_frames().get(main))
-            mine = next((i for i, call in enumerate(calls) if call.name == "_call"), -1)
-            text = "".join(traceback.format_list(calls[mine + 1 :]))
-            stack = f"Traceback (most recent call last):\n{text}"
+def _watch(base: Path, until_closed: Connection) -> None:
+    """End this rank, saying where it is, when it is asked to or the process that started it is gone."""
+    with suppress(EOFError, OSError):
+        until_closed.recv()
+    if not base.with_suffix(".result").exists():
+        main = threading.main_thread().ident or 0
+        calls = traceback.extract_stack(sys._current_frames().get(main))
+        names = [call.name for call in calls]
+        first = names.index("_call") + 1 if "_call" in names else 0
+        text = "".join(traceback.format_list(calls[first:]))
+        stack = f"Traceback (most recent call last):\n{text}"
+        with suppress(OSError):
             _write(base.with_suffix(".stack"), stack.encode())
-            _flush()
-            os._exit(1)
+        _flush()
+    os._exit(1)
 
 
 def _flush() -> None:
