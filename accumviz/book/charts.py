@@ -1,4 +1,7 @@
-"""Charts of matplotlib and drawings of Graphviz that are readable on any page: light, dark, and on a phone."""
+"""Charts of matplotlib and drawings of Graphviz that are readable on any page: light, dark, and on a phone.
+
+Importing it sets matplotlib's defaults to the page's inks and to letters that can be read.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.colors import same_color
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -35,45 +38,43 @@ _EM = 0.61
 # Names of bars take no more of the width; between two of them stay these pixels.
 _NAMES = 0.4
 _APART = 4.0
+_LOOK = {
+    "font.size": _LETTERS,
+    "axes.titlesize": 12.0,
+    "axes.facecolor": "none",
+    "axes.edgecolor": LINE,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": LINE,
+    "xtick.labelcolor": INK,
+    "ytick.color": LINE,
+    "ytick.labelcolor": INK,
+    "legend.fontsize": _LETTERS,
+    "legend.frameon": False,
+}
+mpl.rcParams.update(_LOOK)
 
 
 class ThemedFigure(PageFigure):
     """An ordinary matplotlib figure that notebooks show as inline SVG in the page's colours, and again for a phone."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        # The last number below one panel stands beside the first below the next.
+        options["layout"] = ConstrainedLayoutEngine(wspace=0.06)
         super().__init__(*arguments, **options)
-        engine = self.get_layout_engine()
-        if isinstance(engine, ConstrainedLayoutEngine):
-            # The last number below one panel stands beside the first below the next.
-            engine.set(wspace=0.06)
-
-    def savefig(self, *arguments: Any, **options: Any) -> None:
-        """Write it as matplotlib does, with no ground, ink or letters that a page could not show."""
-        _use_page_colours(self)
-        super().savefig(*arguments, **options)
 
     def for_phone(self) -> ThemedFigure | None:
-        """Return the same as wide as a phone; None where it fits as it is, was placed by hand, or cannot be copied."""
-        width, _ = self.get_size_inches()
-        engine = self.get_layout_engine()
-        if 72 * width <= _FITS or not isinstance(engine, ConstrainedLayoutEngine):
+        """Return the same as wide as a phone; None where it fits as it is."""
+        width, height = self.get_size_inches()
+        if 72 * width <= _FITS:
             return None
-        try:
-            # What is laid out again must not move in the chart that its owner has.
-            small: ThemedFigure = pickle.loads(pickle.dumps(self))  # noqa: S301 - our own bytes, of this moment
-        except (AttributeError, TypeError, pickle.PicklingError):
-            return None
-        room = PHONE / _stack_panels(small)
-        _use_page_colours(small)
-        key = _move_keys_above(small)
+        # What is laid out again must not move in the chart that its owner has.
+        small: ThemedFigure = pickle.loads(pickle.dumps(self))  # noqa: S301 - our own bytes, of this moment
+        rows, columns = _stack_panels(small, _FITS / (72 * width))
+        small.set_size_inches(PHONE / 72, height * rows)
+        _move_keys_above(small)
         for axes in small.axes:
-            axes.tick_params(which="both", labelsize=_LETTERS)
-            _wrap(axes, room)
-        if key is not None:
-            # The title stands above the key, which stands above the panel.
-            high = 72 * key.get_window_extent().height / small.dpi
-            title = key.axes.get_title()
-            key.axes.set_title(title, pad=6 + high)
+            _wrap(axes, PHONE / columns)
         small.draw_without_rendering()
         for axes in small.axes:
             _turn_names(axes)
@@ -82,108 +83,46 @@ class ThemedFigure(PageFigure):
         return small
 
 
-def _use_page_colours(chart: Figure) -> None:
-    """Take away every ground, give ink to what has no colour of its own, and enlarge letters too small to be read."""
-    for axes in chart.axes:
-        axes.set_facecolor("none")
-        for spine in axes.spines.values():
-            if same_color(spine.get_edgecolor(), "black"):
-                spine.set_edgecolor(LINE)
-        for side in (axes.xaxis, axes.yaxis):
-            given = side.get_tick_params()
-            size = float(given.get("labelsize", _LETTERS))
-            look = {
-                "color": given.get("color", LINE),
-                "labelcolor": given.get("labelcolor", INK),
-                "labelsize": max(size, _LETTERS),
-            }
-            side.set_tick_params(**look)
-            side.set_tick_params(which="minor", **look)
-    for key in chart.findobj(Legend):
-        key.get_frame().set(facecolor="none", edgecolor=LINE)
-    for text in chart.findobj(Text):
-        if same_color(text.get_color(), "black"):
-            text.set_color(INK)
-        size = float(text.get_fontsize())
-        text.set_fontsize(max(size, _LETTERS))
-
-
 # --- on a phone ---------------------------------------------------------------------------------
 
 
-def _stack_panels(chart: Figure) -> int:
-    """Break a row of panels, so that each is as wide as it was; return how many still stand side by side."""
-    width, height = chart.get_size_inches()
+def _stack_panels(chart: Figure, part: float) -> tuple[int, int]:
+    """Break a row of panels where only a part of it fits, and return how many rows and columns there are then."""
     panels = chart.axes
-    places = [axes.get_subplotspec() for axes in panels]
-    grids = {place.get_gridspec() for place in places if place is not None}
-    columns = max((grid.ncols for grid in grids), default=1)
-    rows = 1
-    if len(grids) == 1 and columns == len(panels) > 1:
-        fitting = _FITS * columns / (72 * width)
-        columns = max(int(fitting), 1)
-        rows = math.ceil(len(panels) / columns)
-        grid = GridSpec(rows, columns, figure=chart)
-        for n, axes in enumerate(panels):
-            row, column = divmod(n, columns)
-            axes.set_subplotspec(grid[row, column])
-            if column == 0 and axes.get_shared_y_axes().joined(axes, panels[0]):
-                # What it shared with its neighbour at the left it says itself.
-                axes.tick_params(labelleft=True)
-                name = axes.get_ylabel() or panels[0].get_ylabel()
-                axes.set_ylabel(name)
-    chart.set_size_inches(PHONE / 72, height * rows)
-    return columns
+    place = panels[0].get_subplotspec()
+    if place is None or place.get_gridspec().ncols == 1:
+        return 1, 1
+    columns = max(int(len(panels) * part), 1)
+    rows = math.ceil(len(panels) / columns)
+    grid = GridSpec(rows, columns, figure=chart)
+    for n, axes in enumerate(panels):
+        row, column = divmod(n, columns)
+        axes.set_subplotspec(grid[row, column])
+        if column == 0 and axes.get_shared_y_axes().joined(axes, panels[0]):
+            # It shared numbers and a name with its neighbour at the left.
+            axes.tick_params(labelleft=True)
+            axes.set_ylabel(panels[0].get_ylabel())
+    return rows, columns
 
 
-def _move_keys_above(chart: Figure) -> Legend | None:
-    """Make one key above all panels: inside a narrow one it would lie on what it explains.
-
-    Where only one panel after the first has a key, it stands above that one, and is returned.
-    """
-    inside = [axes for axes in chart.axes if axes.get_legend() is not None]
-    keys = chart.findobj(Legend)
-    entries: dict[str, tuple[Any, Text]] = {}
-    for key in keys:
+def _move_keys_above(chart: Figure) -> None:
+    """Make one key above all panels: inside a narrow one it would lie on what it explains."""
+    entries: dict[str, Any] = {}
+    for key in chart.findobj(Legend):
         for handle, text in zip(key.legend_handles, key.texts, strict=True):
-            entries[text.get_text()] = handle, text
+            entries[text.get_text()] = handle
         key.remove()
-    if not entries:
-        return None
-    above: Any = chart
-    if len(keys) == len(inside) == 1 and inside[0] is not chart.axes[0]:
-        above = inside[0]
     for columns in range(len(entries), 0, -1):
-        key = _key(above, entries, columns)
+        key = chart.legend(
+            list(entries.values()),
+            list(entries),
+            ncols=columns,
+            loc="outside upper left",
+        )
         chart.draw_without_rendering()
-        if columns == 1 or key.get_window_extent().width <= above.bbox.width:
+        if columns == 1 or key.get_window_extent().width <= chart.bbox.width:
             break
         key.remove()
-    return None if above is chart else key
-
-
-def _key(above: Any, entries: dict[str, tuple[Any, Text]], columns: int) -> Legend:
-    """Draw a key in so many columns, above a panel or above all of them."""
-    handles = [handle for handle, _ in entries.values()]
-    options: dict[str, Any] = {"loc": "outside upper left"}
-    if isinstance(above, Axes):
-        options = {
-            "loc": "lower left",
-            "bbox_to_anchor": (0, 1),
-            "borderaxespad": 0,
-            "borderpad": 0.2,
-        }
-    key: Legend = above.legend(
-        handles,
-        list(entries),
-        ncols=columns,
-        frameon=False,
-        fontsize=_LETTERS,
-        **options,
-    )
-    for text, (_, old) in zip(key.texts, entries.values(), strict=True):
-        text.set_color(old.get_color())
-    return key
 
 
 def _wrap(axes: Axes, room: float) -> None:

@@ -9,15 +9,15 @@ from accumviz.book.charts import ThemedFigure
 
 
 def plain() -> ThemedFigure:
-    """Panels as matplotlib makes them, with small letters and a key."""
+    """Panels as matplotlib makes them, with a key."""
     figure = ThemedFigure(figsize=(8, 2), layout="constrained")
     figure.words = ["Two panels."]
     for axes in figure.subplots(1, 2, sharey=True):
         axes.plot([0, 1], label="a")
         axes.text(0.5, 0.5, "here")
         axes.set(title="one", xlabel="step", ylabel="loss")
-        axes.set_xticks([0, 1], ["0.003", "1"], fontsize=8)
-        axes.legend(fontsize=9)
+        axes.set_xticks([0, 1], ["0.003", "1"])
+        axes.legend()
     return figure
 
 
