@@ -24,7 +24,6 @@ _SHUT = (
     'document.currentScript?.parentElement.setAttribute("data-av-state","asked");'
     'document.documentElement.classList.add("av-asks")'
 )
-_REPRS = ("_repr_mimebundle_", "_repr_html_", "_repr_svg_")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -111,11 +110,6 @@ def predict(
         raise ValueError(
             f"question={question!r:.80}; expected a text such as 'What is `w.grad` after the second backward?'"
         )
-    if reveal is not None and not _is_shown(reveal):
-        raise TypeError(
-            f"reveal is {arguments.a(reveal)}, which shows no HTML ({', '.join(_REPRS)}); "
-            "expected something like accumviz.timeline(ledger), or a text"
-        )
     arguments.mapping("because", because, "{wrong answer: 'why people think so'}")
     arguments.above_zero(
         "tolerance", tolerance, "how far off a number may be, as 0.005"
@@ -128,10 +122,6 @@ def predict(
     )
 
 
-def _is_shown(reveal: Any) -> bool:
-    return isinstance(reveal, str) or any(hasattr(reveal, name) for name in _REPRS)
-
-
 # --- the answer, and the wrong ones -------------------------------------------------------------
 
 
@@ -139,7 +129,7 @@ def _recorded(source: Any) -> Value:
     if isinstance(source, tuple):
         return _from_ledger(*source)
     answer = _value(source, "answer_from")
-    if _same(answer, math.nan, tolerance=0):
+    if isinstance(answer, float) and math.isnan(answer):
         raise ValueError(
             "the answer is NaN, which in ledger.values stands where there is no .grad; "
             "pass answer_from=(ledger, event, parameter), which tells None from NaN"
@@ -148,10 +138,10 @@ def _recorded(source: Any) -> Value:
 
 
 def _from_ledger(
-    recorded: Any, event: Any = None, parameter: Any = None, of: str = "grad", *_: Any
+    recorded: Any, event: Any = None, parameter: Any = None, of: str = "grad"
 ) -> Value:
     ledger = ledger_of(recorded)
-    if ledger is None or of not in ("grad", "contribution"):
+    if ledger is None:
         raise TypeError(
             f"answer_from is a tuple that begins with {arguments.a(recorded)}; expected (ledger, event, parameter), "
             "and perhaps 'contribution', as in (ledger, 1, 'w')"
@@ -163,8 +153,8 @@ def _from_ledger(
         raise ValueError(
             f"answer_from asks for event {event!r}; the ledger has {len(ledger)}, counted from 0"
         ) from None
-    was_there = PRESENT if of == "grad" else CONTRIBUTED
-    if not ledger.state[row, column] & was_there:
+    is_recorded = PRESENT if of == "grad" else CONTRIBUTED
+    if not ledger.state[row, column] & is_recorded:
         return None
     name = ledger.parameters[column].name
     return _value(ledger.values(column, of)[row], f"{of} of {name!r}")
@@ -187,28 +177,20 @@ def _value(source: Any, name: str) -> Value:
 def _offered(
     choices: Iterable[Any] | None, answer: Value, tolerance: float
 ) -> tuple[Value, ...]:
+    """Return the choices, among which the answer is once; nothing for a number that is typed."""
     if choices is None and isinstance(answer, bool):
         return True, False
-    if choices is None:
-        if isinstance(answer, str):
-            raise ValueError(
-                f"the answer is the text {answer!r}; expected choices=[...] with it among them"
-            )
+    if choices is None and not isinstance(answer, str):
         return ()
     if not isinstance(choices, Iterable):
         raise TypeError(f"choices={choices!r:.80}; expected some, as in choices=[0, 1]")
     offered = tuple(_value(choice, "a choice") for choice in choices)
-    texts = [_text(choice) for choice in offered]
-    if len(set(texts)) < max(2, len(texts)):
-        raise ValueError(
-            f"choices are {', '.join(texts) or 'nothing'}; expected two or more that differ"
-        )
     right = [choice for choice in offered if _same(choice, answer, tolerance)]
-    if len(right) != 1:
-        how = "is more than one of" if right else "is not among"
+    texts = list(map(_text, offered))
+    if len(right) != 1 or len(set(texts)) < len(texts):
         raise ValueError(
-            f"the recorded answer, {_text(answer)}, {how} the choices: {', '.join(texts)}; "
-            "fix the choices, or the program that was recorded"
+            f"the choices are {', '.join(texts)}; expected different ones, and the recorded answer, "
+            f"{_text(answer)}, among them once: fix the choices, or the program that was recorded"
         )
     return offered
 
@@ -219,6 +201,7 @@ def _reasons(
     offered: tuple[Value, ...],
     tolerance: float,
 ) -> tuple[tuple[Value, str], ...]:
+    """Return wrong answers with what lies behind each; raise `ValueError` for one that cannot be given, or is right."""
     reasons: list[tuple[Value, str]] = []
     for key, text in because.items():
         value = _value(key, "a key of because")
@@ -248,14 +231,13 @@ def _same(value: Value, answer: Value, tolerance: float) -> bool:
     """Return whether an answer counts as another one; the page's script decides in the same way."""
     if type(value) is not type(answer):
         return False
-    if not isinstance(value, float) or not isinstance(answer, float):
+    if value == answer or not isinstance(value, float):
         return value == answer
-    if math.isnan(value) or math.isnan(answer):
-        return math.isnan(value) and math.isnan(answer)
-    if math.isinf(value) or math.isinf(answer):
-        return value == answer
+    assert isinstance(answer, float)
+    if math.isnan(value) and math.isnan(answer):
+        return True
     room = (tolerance + 1e-12) * abs(answer) or _ZERO
-    return abs(value - answer) <= room
+    return math.isfinite(answer) and abs(value - answer) <= room
 
 
 def _text(value: Value) -> str:
@@ -330,13 +312,10 @@ def _figure(reveal: Any) -> str:
     """Return as HTML what a notebook would display."""
     if isinstance(reveal, str):
         return f"<p>{marked(reveal)}</p>"
-    bundle: Any = {}
+    bundle: dict[str, str] = {}
     if hasattr(reveal, "_repr_mimebundle_"):
         bundle = reveal._repr_mimebundle_()
-    for mime, method in (("text/html", "_repr_html_"), ("image/svg+xml", "_repr_svg_")):
-        markup = bundle.get(mime)
-        if markup is None and hasattr(reveal, method):
-            markup = getattr(reveal, method)()
-        if markup:
-            return str(markup)
-    return f"<pre>{html.escape(bundle.get('text/plain') or repr(reveal))}</pre>"
+    elif hasattr(reveal, "_repr_html_"):
+        bundle = {"text/html": reveal._repr_html_()}
+    plain = bundle.get("text/plain") or repr(reveal)
+    return bundle.get("text/html") or f"<pre>{html.escape(plain)}</pre>"

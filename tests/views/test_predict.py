@@ -108,19 +108,16 @@ def test_none_is_another_answer_than_zero(ledger: Ledger) -> None:
         ({"answer_from": 1, "because": {"one": "no"}}, ValueError, "a number or None"),
         ({"answer_from": 1, "because": {True: "no"}}, ValueError, "a number or None"),
         ({"answer_from": 1, "because": {2: "a", 2.001: "b"}}, ValueError, "keep one"),
-        ({"answer_from": "b"}, ValueError, "expected choices"),
-        ({"answer_from": "b", "choices": ["b"]}, ValueError, "two or more"),
-        ({"answer_from": "b", "choices": ["b", "b"]}, ValueError, "two or more that differ"),
-        ({"answer_from": -20, "choices": [-16, -4]}, ValueError, "recorded answer, −20, is not among"),
-        ({"answer_from": 20, "choices": [20, 20.01]}, ValueError, "more than one"),
+        ({"answer_from": "b"}, TypeError, "choices=None"),
+        ({"answer_from": "b", "choices": ["a", "a", "b"]}, ValueError, "different ones"),
+        ({"answer_from": -20, "choices": [-16, -4]}, ValueError, "recorded answer, −20, among them once"),
+        ({"answer_from": 20, "choices": [20, 20.01]}, ValueError, "among them once"),
         ({"answer_from": "b", "choices": ["a", "b"], "because": {"c": "?"}}, ValueError, "which is no choice: a, b"),
         ({"answer_from": float("nan")}, ValueError, "tells None from NaN"),
         ({"answer_from": np.arange(3)}, TypeError, "is a ndarray.*pick one element"),
         ({"answer_from": object()}, TypeError, "expected one number"),
         ({"answer_from": (1, 2, 3)}, TypeError, "(ledger, event, parameter)"),
-        ({"answer_from": 1, "reveal": 5}, TypeError, "reveal is an int"),
         ({"question": " ", "answer_from": 1}, ValueError, "question=' '"),
-        ({"question": 5, "answer_from": 1}, ValueError, "question=5"),
     ],
 )
 def test_what_cannot_be_asked_says_what_to_do(arguments: dict[str, Any], error: type[Exception], says: str) -> None:
@@ -135,8 +132,6 @@ def test_a_place_that_is_not_in_the_ledger_is_an_error(ledger: Ledger) -> None:
         predict(ASK, (ledger, 1, "weight"))
     with pytest.raises(TypeError, match=r"grad of 'v'.*pick one element"):
         predict(ASK, (ledger, 1, "v"))
-    with pytest.raises(TypeError, match=r"expected \(ledger, event, parameter\)"):
-        predict(ASK, (ledger, 1, "w", "loss"))
 
 
 def test_the_page_shows_neither_answer_nor_reasons_to_who_reads_its_source() -> None:
@@ -190,11 +185,6 @@ class Markup:
         return "<table><tr><td>1</td></tr></table>"
 
 
-class Vector:
-    def _repr_svg_(self) -> str:
-        return "<svg></svg>"
-
-
 class Words:
     def _repr_mimebundle_(self) -> dict[str, str]:
         return {"text/plain": "a\n<b>"}
@@ -204,18 +194,12 @@ class Words:
     ("reveal", "shown"),
     [
         (Markup(), "<table><tr><td>1</td></tr></table>"),
-        (Vector(), "<svg></svg>"),
         (Words(), "<pre>a\n&lt;b&gt;</pre>"),
         ("The `sum`.", "<p>The <code>sum</code>.</p>"),
     ],
 )
 def test_whatever_a_notebook_displays_can_be_revealed(reveal: Any, shown: str) -> None:
     assert f'<div class="av-shown">{shown}</div></details>' in predict(ASK, 1, reveal=reveal).to_html()
-
-
-def test_a_prediction_can_follow_a_prediction() -> None:
-    inner = predict("And then?", 2)
-    assert predict(ASK, 1, reveal=inner).to_html().count("data-av-predict=") == 2
 
 
 def test_another_answer_makes_another_question_so_that_no_memory_is_graded_against_it() -> None:
@@ -237,14 +221,3 @@ def test_the_text_form_asks_and_does_not_answer(tmp_path: Path) -> None:
     assert bundle == {"text/plain": repr(prediction), "text/html": prediction.to_html()}
     prediction.save(tmp_path / "asked.html")
     assert (tmp_path / "asked.html").read_text("utf-8").startswith("<!doctype html>")
-
-
-def test_the_script_is_shared_and_names_no_other_host() -> None:
-    from wherebook.outputs import share_assets
-
-    page = predict(ASK, 1).to_html()
-    script = re.findall(r'<script type="module">(.*?)</script>', page, re.DOTALL)
-    assert len(script) == 1
-    assert not re.search(r"https?://|\bimport\b|innerHTML", page)
-    both = share_assets(page + predict("Else?", 2).to_html())
-    assert (both.count('<script type="module"'), both.count("<style"), both.count("data-av-predict=")) == (1, 1, 2)
