@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from accumviz.book.loops import NOWHERE, Axis, Choice, Loop, LoopLine
-from accumviz.checks.report import Report
-from accumviz.ledger.ledger import Ledger
-from accumviz.show import counted
 
 _PLACES = {
     "round": "at the top of the round",
@@ -23,44 +20,25 @@ _ZERO = {
 }
 _AXES = (
     *_ZERO.values(),
-    Axis(
-        "first",
-        "who begins",
-        {"D": "the discriminator", "G": "the generator", "turns": "they take turns"},
-    ),
-    Axis("detach", "the fake is detached", {"yes": "yes", "no": "no"}),
+    Axis("first", "who begins", {"D": "the discriminator", "G": "the generator"}),
     Axis("freeze", "D is frozen while G trains", {"no": "no", "yes": "yes"}),
-    Axis("k", "K", {"2": "2", "4": "4", "1": "1"}),
     Axis("divide", "each loss is divided by", {"K": "K", "nothing": "nothing"}),
 )
 _RIGHT = {
     "zero_d": "window",
     "zero_g": "window",
     "first": "D",
-    "detach": "yes",
     "freeze": "no",
-    "k": "2",
     "divide": "K",
 }
 _LEARNING_RATE = 0.1
-# Whose step each loss is for.
-_OWN = {"real_loss": "d_opt", "fake_loss": "d_opt", "g_loss": "g_opt"}
 
 
 def _rows(choice: Choice) -> Iterator[LoopLine]:
     """Yield the loop from top to bottom, lines and places."""
-    yield LoopLine(0, f"K = {choice['k']}", "k")
+    first, second = ("D", "G") if choice["first"] == "D" else ("G", "D")
+    yield LoopLine(0, "K = 2")
     yield LoopLine(0, "for a_round in range(3):")
-    if choice["first"] == "turns":
-        yield _top(choice, "D")
-        yield _top(choice, "G")
-        yield LoopLine(1, "for _ in range(K):", "first")
-        yield from _micro_batch(choice, "D")
-        yield from _micro_batch(choice, "G")
-        yield from _step(choice, "D")
-        yield from _step(choice, "G")
-        return
-    first, second = "DG" if choice["first"] == "D" else "GD"
     yield _ZERO[second].at(choice, "round", 1)
     yield _top(choice, first)
     yield from _window(choice, first)
@@ -78,19 +56,18 @@ def _top(choice: Choice, player: str) -> LoopLine:
 def _window(choice: Choice, player: str) -> Iterator[LoopLine]:
     """Yield one player's micro-batches, and its step."""
     yield LoopLine(1, "for _ in range(K):", "first")
-    yield from _micro_batch(choice, player)
-    yield from _step(choice, player)
-
-
-def _micro_batch(choice: Choice, player: str) -> Iterator[LoopLine]:
-    by = " / K" if choice["divide"] == "K" else ""
     yield _ZERO[player].at(choice, "micro-batch", 2)
+    yield from _losses(choice, player)
+    yield LoopLine(1, f"{player.lower()}_opt.step()")
+    yield _ZERO[player].at(choice, "after", 1)
+
+
+def _losses(choice: Choice, player: str) -> Iterator[LoopLine]:
+    by = " / K" if choice["divide"] == "K" else ""
     if player == "D":
-        detached = choice["detach"] == "yes"
-        fake = "(g * noise).detach()" if detached else "g * noise"
         yield LoopLine(2, f"real_loss = (1 - d * real).square().mean(){by}", "divide")
         yield LoopLine(2, "real_loss.backward()")
-        yield LoopLine(2, f"fake = {fake}", "detach")
+        yield LoopLine(2, "fake = (g * noise).detach()")
         yield LoopLine(2, f"fake_loss = (d * fake).square().mean(){by}", "divide")
         yield LoopLine(2, "fake_loss.backward()")
         return
@@ -101,11 +78,6 @@ def _micro_batch(choice: Choice, player: str) -> Iterator[LoopLine]:
     yield LoopLine(2, "g_loss.backward()")
     if frozen:
         yield LoopLine(2, "d.requires_grad_(True)", "freeze")
-
-
-def _step(choice: Choice, player: str) -> Iterator[LoopLine]:
-    yield LoopLine(1, f"{player.lower()}_opt.step()")
-    yield _ZERO[player].at(choice, "after", 1)
 
 
 def _begin() -> tuple[Any, dict[str, Any]]:
@@ -122,32 +94,4 @@ def _begin() -> tuple[Any, dict[str, Any]]:
     return recording, names
 
 
-def _remark(ledger: Ledger, report: Report) -> str:
-    """Say what the shares show and is no mistake to `check`: the other player's loss in a step.
-
-    Of that it may have a note, which leaves a loop healthy: that the two are opponents is known here.
-    """
-    optimizers = ledger.meta["optimizers"]
-    named = set()
-    for finding in report.findings:
-        is_mistake = finding.severity != "note" and finding.optimizer is not None
-        if finding.rule == "gan-gradient-leak" and is_mistake:
-            named.add(optimizers[finding.optimizer])
-    owners = {window.step: window.optimizer for window in ledger.windows()}
-    leaks: dict[tuple[str, str], set[int]] = {}
-    for row in ledger.shares():
-        loss, owner = ledger[row.backward].label, owners[row.step]
-        if row.share and _OWN[loss] != owner and owner not in named:
-            leaks.setdefault((loss, owner), set()).add(row.step)
-    if not leaks:
-        return ""
-    weighs = []
-    for (loss, owner), steps in leaks.items():
-        weighs.append(f"{loss} weighs in {counted(len(steps), 'step')} of {owner}")
-    return (
-        f"The shares show what `check` counts as no mistake: {', and '.join(weighs)}. "
-        "A ledger does not say that two optimizers belong to opponents."
-    )
-
-
-GAN = Loop(_AXES, _RIGHT, _rows, _begin, remark=_remark)
+GAN = Loop(_AXES, _RIGHT, _rows, _begin)

@@ -31,28 +31,22 @@ _IN_PARTS = ("e", "lanes", "report", "shares", "weights")
 
 @dataclass(frozen=True)
 class Arrangement:
-    """An arrangement that ran: its lines and places for lines, its text, its ledger and its report.
-
-    `remark` says what the report does not, and what is wrong all the same.
-    """
+    """An arrangement that ran: its lines and places for lines, its text, its ledger and its report."""
 
     rows: Sequence[LoopLine]
     text: str
     ledger: Ledger
     report: Report
-    remark: str = ""
 
     @property
     def right(self) -> bool:
-        """Whether nothing is known to be wrong with it."""
-        return self.report.healthy and not self.remark
+        """Whether `check` calls it healthy."""
+        return self.report.healthy
 
     def words(self) -> list[str]:
         """Return the shares and the report as text."""
-        lines = self._shares()
-        lines += map(str.strip, self.report.text().splitlines())
-        lines.append(self.remark)
-        return list(filter(None, lines))
+        lines = map(str.strip, self.report.text().splitlines())
+        return [*self._shares(), *filter(None, lines)]
 
     def words_without_suggestions(self) -> list[str]:
         """Return the same where the reader is to find what is wrong."""
@@ -77,24 +71,22 @@ def lab(
     `start` says how the loop that is shown first differs from the right one. Of `"accumulation"`, one
     weight and micro-batches: `zero_grad` ("epoch", "micro-batch", "backward", "before", "after" the
     step, or "nowhere"), `step` ("micro-batch", "window", "epoch"), `clip` ("backward", "step",
-    "nowhere"), `divide` ("window", "K", "nothing", "samples"), `k` (3, 2, 1), `sizes` ("equal",
-    "unequal") and `tail` ("step", "carry", "drop").
+    "nowhere"), `divide` ("window", "K", "nothing", "samples"), `sizes` ("equal", "unequal") and
+    `tail` ("step", "carry", "drop").
 
     Of `"gan"`, a discriminator and a generator of one weight each: `zero_d` and `zero_g` ("round",
-    "window", "micro-batch", "after" the player's step, or "nowhere"), `first` ("D", "G", or "turns"
-    within one window), `detach` ("yes", "no"), `freeze` ("no", "yes": the discriminator, while the
-    generator trains), `k` (2, 4, 1) and `divide` ("K", "nothing").
+    "window", "micro-batch", "after" the player's step, or "nowhere"), `first` ("D", "G"), `freeze`
+    ("no", "yes": the discriminator, while the generator trains) and `divide` ("K", "nothing").
 
-    Recorded are the start and every loop that differs from it in one of these or in two, 137 in all
-    for the right loop of the first. With `task="repair"` the start has a mistake, and the reader is
-    told when nothing is left of it.
+    Recorded are the start and every loop that differs from it in one of these or in two.
+    With `task="repair"` the start has a mistake, and the reader learns when nothing is left of it.
 
     Raises `ValueError` for a loop or a start that is none, and for a repair of a loop that is right.
 
     >>> import accumviz as av
     >>> shown = av.lab()
     >>> shown
-    Lab: 137 arrangements of a loop...
+    Lab: 105 arrangements of a loop...
     >>> shown.check(zero_grad="nowhere").findings[0].rule
     'missing-zero-grad'
     >>> av.lab(loop="gan").check(zero_d="after").findings[0].rule
@@ -134,7 +126,7 @@ def _arrange(loop: Loop, rows: Sequence[LoopLine]) -> Arrangement:
         exec(code, names)  # noqa: S102 - the text is ours: choices are checked before it is written
     ledger = recording.ledger
     report = av.check(ledger)
-    return Arrangement(rows, text, ledger, report, loop.remark(ledger, report))
+    return Arrangement(rows, text, ledger, report)
 
 
 class Lab(Displayed):
@@ -220,9 +212,7 @@ class Lab(Displayed):
         whole, _ = ledger_data(run.ledger, self._ground)
         whole["about"] = counted(len(run.ledger), "event")
         whole["rows"] = _rows(run)
-        whole["report"] = report_data(run.report) | {"remark": literal(run.remark)}
-        if "shares" in whole:
-            whole["shares"] = _in_columns(whole["shares"])
+        whole["report"] = report_data(run.report)
         parts: dict[str, Any] = {}
         for name, part in whole.items():
             if name in _IN_PARTS:
@@ -329,37 +319,17 @@ def _shared(
     >>> _shared([{"a": 1, "b": [2]}, {"a": 1}])
     ([[0, 0], [0, -1]], {'a': [1], 'b': [[2]]})
     """
-    texts: dict[str, set[str]] = {}
+    numbers: dict[str, dict[str, int]] = {}
     dumped = []
     for run in runs:
-        dumped.append({name: json.dumps(part) for name, part in run.items()})
-        for name, text in dumped[-1].items():
-            texts.setdefault(name, set()).add(text)
-    # Parts that are alike stand beside each other, as they compress best.
-    places = {}
-    for name, different in texts.items():
-        places[name] = {text: place for place, text in enumerate(sorted(different))}
+        texts = {name: json.dumps(part) for name, part in run.items()}
+        dumped.append(texts)
+        for name, text in texts.items():
+            different = numbers.setdefault(name, {})
+            different.setdefault(text, len(different))
     rows = []
-    for run in dumped:
-        rows.append(
-            [numbers.get(run.get(name, ""), -1) for name, numbers in places.items()]
-        )
-    parts = {name: list(map(json.loads, numbers)) for name, numbers in places.items()}
+    for texts in dumped:
+        row = [of.get(texts.get(name, ""), -1) for name, of in numbers.items()]
+        rows.append(row)
+    parts = {name: list(map(json.loads, of)) for name, of in numbers.items()}
     return rows, parts
-
-
-def _in_columns(bars: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the bars of shares column by column: what is alike stands together, and weighs little once packed.
-
-    >>> _in_columns({"r": [0, 1], "note": "", "rows": [{"e": 3, "t": "1", "s": [[0, 0, 1, "new", "1"]]}]})
-    {'r': [0, 1], 'note': '', 'e': [3], 't': ['1'], 's': [[[0], [0], [1], ['new'], ['1']]]}
-    """
-    columns = {name: part for name, part in bars.items() if name != "rows"}
-    rows = bars["rows"]
-    for name in rows[0]:
-        columns[name] = [row[name] for row in rows]
-    columns["s"] = []
-    for row in rows:
-        segments = zip(*row["s"], strict=True)
-        columns["s"].append([list(column) for column in segments])
-    return columns

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from itertools import accumulate, combinations, pairwise, product
 from typing import Any, NamedTuple
 
-from accumviz.checks.report import Report
-from accumviz.ledger.ledger import Ledger
-
 NOWHERE = "nowhere"
 # So many choices may differ from the start at once.
 REACH = 2
@@ -43,26 +40,20 @@ class Axis:
         return LoopLine(depth, self.line if is_here else "", self.name, where)
 
 
-def _nothing(_ledger: Ledger, _report: Report) -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class Loop:
     """A loop as a lab needs it.
 
     `right` has a value for each choice, and makes a loop without a mistake. `rows` writes the loop
     of a choice from top to bottom, lines and places. `begin` returns a recording that is not open
-    yet, and the names with which the text runs. `loss` is what lies below the path of the weights,
-    if anything, and `remark` says of a recording what `check` cannot.
+    yet, and the names with which the text runs. `loss` is what lies below the path of the weights.
     """
 
     axes: tuple[Axis, ...]
     right: Choice
     rows: Callable[[Choice], Iterable[LoopLine]]
     begin: Callable[[], tuple[Any, dict[str, Any]]]
-    loss: Callable[..., float] | None = None
-    remark: Callable[[Ledger, Report], str] = _nothing
+    loss: Callable[[float], float] | None = None
 
     def complete(self, start: Mapping[str, Any] | None) -> dict[str, str]:
         """Return a value for each choice, from what differs from the right loop.
@@ -143,7 +134,6 @@ _DIVIDE = Axis(
         "samples": "the window’s samples",
     },
 )
-_K = Axis("k", "K", {"3": "3", "2": "2", "1": "1"})
 _BATCHES = Axis("sizes", "micro-batches", {"equal": "equal", "unequal": "unequal"})
 _TAIL = Axis(
     "tail",
@@ -155,7 +145,6 @@ _RIGHT = {
     "step": "window",
     "clip": NOWHERE,
     "divide": "window",
-    "k": "3",
     "sizes": "equal",
     "tail": "step",
 }
@@ -182,7 +171,7 @@ def _rows(choice: Choice) -> Iterator[LoopLine]:
         divisor = "K"
     in_windows = step == "window"
     if divide == "K" or in_windows:
-        yield LoopLine(0, f"K = {choice['k']}", "k")
+        yield LoopLine(0, "K = 3")
     yield LoopLine(0, f"sizes = [{_SIZES[choice['sizes']]}]", "sizes")
     yield LoopLine(0, "loader = batches_of(sizes)")
     yield LoopLine(0, "for epoch in range(2):")
@@ -253,5 +242,5 @@ def _loss(w: float) -> float:
 
 
 ACCUMULATION = Loop(
-    (_ZERO, _STEP, _CLIP, _DIVIDE, _K, _BATCHES, _TAIL), _RIGHT, _rows, _begin, _loss
+    (_ZERO, _STEP, _CLIP, _DIVIDE, _BATCHES, _TAIL), _RIGHT, _rows, _begin, _loss
 )

@@ -146,19 +146,6 @@ def test_a_line_stays_under_the_pointer_that_has_taken_it_and_is_seen_where_it_w
     assert watched.bench.where(ZERO) == "below the step", "each lab of a page goes its own way"
 
 
-def test_a_line_that_is_let_go_where_it_was_stays_there(show: Show) -> None:
-    bench = show(made()).bench
-    box, mouse = bench.grip(STEP).bounding_box(), bench.page.mouse
-    mouse.move(box["x"] + 30, box["y"] + 6)
-    mouse.down()
-    mouse.move(box["x"] + 90, box["y"] + 8, steps=4)
-    moved = bench.grip(STEP).bounding_box()
-    mouse.move(moved["x"] + 60, moved["y"] + 8)
-    mouse.up()
-    assert (bench.where(STEP), bench.said[:9]) == ("after K micro-batches", "✓ Healthy")
-    assert not bench.root.locator(".av-slot:visible").count()
-
-
 # How far the number of each line that moves is from the line, which a finger makes taller than others.
 BESIDE = """all => all.map(line => {
     const [no, grip] = [".av-no", ".av-grip"].map(name => {
@@ -214,23 +201,6 @@ def test_the_keyboard_moves_a_line_from_place_to_place_and_keeps_the_focus(show:
     assert places.count() == 0
 
 
-def test_what_only_the_shares_show_is_said_and_leaves_a_repair_open(show: Show) -> None:
-    watched = show(made((("zero_d", "after"),), "repair", "gan"))
-    bench = watched.bench
-    goal, remark = bench.root.locator(".av-goal"), bench.root.locator(".av-remark")
-    assert not remark.is_visible()
-    bench.choose("who begins", "they take turns")
-    assert bench.said.startswith("✓ Healthy, if g_loss is meant to train what d_opt has")
-    assert "g_loss weighs in 3 steps of d_opt" in remark.inner_text()
-    assert remark.get_attribute("aria-live") == "polite"
-    assert goal.inner_text() == "Repair this loop until check says healthy."
-    bench.choose("who begins", "the discriminator")
-    bench.choose("D is frozen while G trains", "yes")
-    assert not remark.is_visible()
-    assert goal.inner_text() == "✓ Mended: check says healthy."
-    assert watched.complaints == []
-
-
 def test_choices_follow_and_go_back_to_the_start_and_a_third_takes_the_oldest_back(show: Show) -> None:
     bench = show(made()).bench
     bench.choose("each loss is divided by", "nothing")
@@ -248,13 +218,13 @@ def test_choices_follow_and_go_back_to_the_start_and_a_third_takes_the_oldest_ba
     assert bench.root.get_by_role("radio", name="the window’s length").is_checked()
 
     bench.choose("each loss is divided by", "nothing")
-    bench.choose("K", "2")
+    bench.choose("micro-batches", "unequal")
     bench.grip(ZERO).focus()
     bench.page.keyboard.press("ArrowDown")
     assert "“each loss is divided by” is back at “the window’s length”" in bench.said
     assert bench.root.get_by_role("radio", name="the window’s length").is_checked()
     assert "missing-zero-grad" in bench.said
-    assert bench.root.get_by_role("radio", name="2", exact=True).is_checked()
+    assert bench.root.get_by_role("radio", name="unequal", exact=True).is_checked()
 
 
 @of_both
@@ -297,17 +267,17 @@ def test_the_code_is_indented_and_nothing_is_cut(show: Show, loop: str) -> None:
 
 def test_a_permalink_brings_an_arrangement_and_its_moment_back_or_says_that_it_is_gone(show: Show) -> None:
     bench = show(made()).bench
-    bench.choose("K", "2")
+    bench.choose("micro-batches", "unequal")
     bench.grip(ZERO).focus()
     bench.page.keyboard.press("ArrowDown")
     bench.root.get_by_role("slider", name="event").fill("4")
     drawn(bench.page)
     link = bench.root.get_by_label("link to this moment").get_attribute("href")
-    assert "zero_grad=nowhere" in link and "k=2" in link
+    assert "zero_grad=nowhere" in link and "sizes=unequal" in link
     before = [bench.said.partition(".")[0], bench.code, bench.root.locator(".av-say").inner_text()]
     again = show(made(), fragment=link).bench
     assert [again.said.partition(".")[0], again.code, again.root.locator(".av-say").inner_text()] == before
-    gone = ("k=99", "turned=left", "k=2&zero_grad=nowhere&tail=drop", "zero_grad=%3Cscript%3E", "k")
+    gone = ("sizes=99", "turned=left", "sizes=unequal&zero_grad=nowhere&tail=drop", "zero_grad=%3Cscript%3E", "sizes")
     for lost in gone:
         again.page.evaluate("hash => { location.hash = hash; }", f"#{made().id}&{lost}&e=1e9")
         expect(again.root.locator(".av-said")).to_contain_text("The arrangement of this link is not here any more")
@@ -330,26 +300,6 @@ def test_a_repair_is_told_and_remembered_and_its_cure_is_folded_away(show: Show)
     assert goal.inner_text() == "Repair this loop until check says healthy. (You have mended it before.)"
     assert "zero-grad-inside-window" in again.said, "the loop is the broken one again"
     assert watched.page.evaluate("Object.values(localStorage)") == ['{"said":"mended"}']
-
-
-def test_a_lab_below_a_question_keeps_its_looks(watch: Open, tmp_path: Path) -> None:
-    lab = made((("tail", "carry"),), "repair")
-    asked = av.predict("How much?", 1, reveal=lab).to_html()
-    (tmp_path / "page.html").write_text(f"<!doctype html><html lang=en><meta charset=utf-8><body>{asked}", "utf-8")
-    (tmp_path / "own.html").write_text(
-        f"<!doctype html><html lang=en><meta charset=utf-8><body>{lab.to_html()}", "utf-8"
-    )
-    heights = []
-    for name in ("page", "own"):
-        watched = watch(width=760)
-        watched.page.goto((tmp_path / f"{name}.html").as_uri())
-        if name == "page":
-            watched.page.get_by_text("Show me").click()
-        bench = Bench(watched.page)
-        assert "leftover-carried" in bench.said
-        parts = bench.root.locator(".av-line, .av-said, .av-option, .av-restart, .av-shelf")
-        heights.append(parts.evaluate_all("all => all.map(one => Math.round(one.getBoundingClientRect().height))"))
-    assert heights[0] == heights[1]
 
 
 def test_without_scripts_the_loop_its_shares_and_the_report_can_be_read(watch: Open, tmp_path: Path) -> None:

@@ -32,16 +32,6 @@ test("what was changed longest ago goes back first, and no more than it takes", 
   assert.deepEqual(nearest([1, 2, 1], [2, 1, 0]), { choice: [1, 2, 0], back: [2] });
 });
 
-test("bars of shares are made of their columns", () => {
-  const columns = { "shares.e": [4], "shares.o": ["loss"], "shares.l": [0], "shares.t": ["1"], "shares.w": ["said"] };
-  const flat = { ...columns, "shares.s": [[[1, 2], [0, 0.5], [0.5, 0.5], ["new", "new"], ["½", "½"]]] };
-  const parts = Object.fromEntries(Object.entries(flat).map(([name, part]) => [name, [part]]));
-  const { at } = arrangementsOf({ ...DATA, grid: { "0.7.0": 0 }, runs: [[0, 0, 0, 0, 0, 0]], parts });
-  const [row] = at([0, 7, 0]).shares.rows;
-  assert.deepEqual(row.s, [[1, 0, 0.5, "new", "½"], [2, 0.5, 0.5, "new", "½"]]);
-  assert.deepEqual([row.e, row.o, row.w], [4, "loss", "said"]);
-});
-
 test("a link names what differs from the start, and leads back to it", () => {
   const link = linkOf("av1", OFFERS, START, [1, 2, 0], 7);
   assert.equal(link, "#av1&step=epoch&k=1&e=7");

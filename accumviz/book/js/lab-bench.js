@@ -22,9 +22,9 @@ function goalOf(task, past) {
   const el = h("p.av-goal");
   el.hidden = !task;
   /** @param {LabReport} report */
-  function draw({ verdict, remark }) {
+  function draw({ verdict }) {
     if (!task) return;
-    const mended = verdict === "healthy" && !remark;
+    const mended = verdict === "healthy";
     if (mended) past.keep("mended");
     const before = past.kept()?.said === "mended" ? " (You have mended it before.)" : "";
     el.classList.toggle("av-mended", mended);

@@ -36,18 +36,15 @@ export function reportPane(task, go) {
   const said = h("b");
   const aside = h("span.av-aside");
   const live = h("p.av-said", { "aria-live": "polite" }, sign, " ", said, " ", aside);
-  const remark = h("p.av-remark", { "aria-live": "polite" });
   const found = h("div.av-found");
-  const made = pane("report", "Report of check", live, remark, found);
+  const made = pane("report", "Report of check", live, found);
 
   /** @param {LabReport} report @param {string} note what else is to be said */
   function draw(report, note) {
-    put(made.el, { "data-verdict": report.remark ? "findings" : report.verdict });
+    put(made.el, { "data-verdict": report.verdict });
     sign.textContent = SIGNS[report.verdict];
     said.textContent = report.said;
     aside.textContent = note;
-    remark.replaceChildren(...marked(report.remark));
-    remark.hidden = !report.remark;
     found.replaceChildren(...report.findings.map((one) => articleOf(one, task, go)));
   }
   return { ...made, draw };

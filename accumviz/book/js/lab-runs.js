@@ -12,18 +12,7 @@ function together({ parts }, row) {
     if (second) (whole[first] ??= {})[second] = found[row[i]];
     else whole[first] = found[row[i]];
   });
-  if (whole.shares) whole.shares.rows = barsOf(whole.shares);
   return /** @type {LabRun} */ (whole);
-}
-
-/** Bars of shares from their columns. @param {any} told @returns {import("../../views/js/types.d.ts").ShareRow[]} */
-function barsOf({ e, o, l, t, w, s }) {
-  return e.map((/** @type {number} */ step, /** @type {number} */ i) => {
-    const [born, ...rest] = s[i];
-    const segments = born.map((/** @type {number} */ b, /** @type {number} */ k) =>
-      [b, ...rest.map((/** @type {unknown[]} */ column) => column[k])]);
-    return { e: step, o: o[i], l: l[i], t: t[i], w: w[i], s: segments };
-  });
 }
 
 /** @param {LabData} data */

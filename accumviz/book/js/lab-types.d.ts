@@ -26,11 +26,9 @@ export interface LabFinding {
   read: [string, string, string];
 }
 
-/** What was found, and what is wrong although nothing was (`remark`). */
 export interface LabReport {
   verdict: "healthy" | "findings" | "no verdict";
   said: string;
-  remark: string;
   findings: LabFinding[];
 }
 
