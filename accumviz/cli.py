@@ -6,7 +6,6 @@ import argparse
 import os
 import re
 import sys
-import tempfile
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -80,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="keep each element of tensors of up to N elements (64), as `compare` needs them",
     )
-    _add_judgement(run)
+    _add_fail_on(run)
     run.add_argument(
         "-m",
         dest="module",
@@ -97,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_ledgers(check)
     check.add_argument("--json", action="store_true", help="print the report as JSON")
-    _add_judgement(check)
+    _add_fail_on(check)
 
     compare = command(
         _compare,
@@ -110,7 +109,6 @@ def _parser() -> argparse.ArgumentParser:
         "b", type=Path, metavar="B", help="the ledger that the error is relative to"
     )
     compare.add_argument("--json", action="store_true", help="print it as JSON")
-    _add_file(compare, "--html", "write the comparison as a page")
 
     view = command(
         _view,
@@ -149,8 +147,7 @@ def _add_ledgers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=about)
 
 
-def _add_judgement(parser: argparse.ArgumentParser) -> None:
-    _add_file(parser, "--html", "write the report as a page")
+def _add_fail_on(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-on",
         choices=tuple(_WORSE),
@@ -207,25 +204,15 @@ def _writing_to(file: Path) -> Iterator[None]:
         _fail(f"cannot write {str(file)!r}: {error.strerror or error}")
 
 
-def _write_page(report: Any, file: Path | None) -> None:
-    if file is not None:
-        from accumviz.show import save_page
-
-        with _writing_to(file):
-            save_page(file, type(report).__name__, report.to_html())
-
-
-def _warn_without_verdict(report: Report, fail_on: str | None) -> None:
-    if fail_on is not None and report.verdict == "no verdict":
-        _warn(f"--fail-on {fail_on} fails: {report.reason}")
-
-
 def _fails(report: Report, fail_on: str | None) -> bool:
     """Return whether `--fail-on` turns this report into a failure; a gate that saw nothing is not open."""
     if fail_on is None:
         return False
+    if report.verdict == "no verdict":
+        _warn(f"--fail-on {fail_on} fails: {report.reason}")
+        return True
     severities = {finding.severity for finding in report.findings}
-    return report.verdict == "no verdict" or not severities.isdisjoint(_WORSE[fail_on])
+    return not severities.isdisjoint(_WORSE[fail_on])
 
 
 # --- files -------------------------------------------------------------------------------------
@@ -244,38 +231,26 @@ def _load(file: Path) -> Ledger:
         _fail(f"cannot read {name!r}: {error.strerror or error}")
 
 
-def _load_ranks(files: list[Path]) -> Iterator[Ledger]:
-    """Yield the ledger of each rank, one after the other."""
-    seen: set[int] = set()
-    ranks = 0
-    for file in files:
-        ledger = _load(file)
-        rank = ledger.meta.get("rank")
-        if len(files) > 1 and rank is None:
-            _fail(
-                f"{str(file)!r} is no rank's ledger; expected one file, or those of the ranks of one run"
-            )
-        if rank in seen:
-            _fail(
-                f"{str(file)!r} is of rank {rank}, as another file is; expected each rank once"
-            )
-        if rank is not None:
-            seen.add(rank)
-            ranks = ledger.meta.get("ranks", 0)
-        yield ledger
-        del ledger  # the next one may need its memory
-    if len(seen) < ranks:
-        which = f"{plural(len(seen), 'rank')} {', '.join(map(str, sorted(seen)))}"
+def _load_ranks(files: list[Path]) -> list[Ledger]:
+    """Return the ledger in a file, or those of the ranks of one run."""
+    ledgers = [_load(file) for file in files]
+    ranks = [ledger.meta.get("rank") for ledger in ledgers]
+    if len(ranks) > 1 and (None in ranks or len(set(ranks)) < len(ranks)):
+        _fail("expected one file, or those of different ranks of one run")
+    count = ledgers[0].meta.get("ranks", 1)
+    if ranks != [None] and len(ranks) < count:
+        which = f"{plural(len(ranks), 'rank')} {', '.join(map(str, ranks))}"
         _warn(
-            f"this is {which} of {ranks}: what the ranks do to each other needs the files of all"
+            f"this is {which} of {count}: what the ranks do to each other needs the files of all"
         )
+    return ledgers
 
 
 def _load_all(files: list[Path]) -> Ledger:
     """Return the ledger in a file, or that of all ranks in theirs."""
     from accumviz.ledger.ledger import Ledger
 
-    ledgers = list(_load_ranks(files))
+    ledgers = _load_ranks(files)
     return ledgers[0] if len(ledgers) == 1 else Ledger.merge(ledgers)
 
 
@@ -283,38 +258,31 @@ def _check(options: Any) -> None:
     from accumviz.checks.check import check, check_ranks
 
     ledgers = _load_ranks(options.files)
-    several = len(options.files) > 1
-    report = check_ranks(ledgers) if several else check(*ledgers)
-    _warn_without_verdict(report, options.fail_on)
+    report = check_ranks(ledgers) if len(ledgers) > 1 else check(*ledgers)
+    failed = _fails(report, options.fail_on)
     _print(report.to_json() if options.json else report)
-    _write_page(report, options.html)
-    if _fails(report, options.fail_on):
+    if failed:
         raise SystemExit(_FAILED)
 
 
 def _compare(options: Any) -> None:
     from accumviz.checks.compare import compare
 
-    mine, reference = _load_all([options.a]), _load_all([options.b])
+    mine, reference = _load(options.a), _load(options.b)
     try:
         comparison = compare(mine, reference)
     except ValueError as error:
         _fail(error)
     _print(comparison.to_json() if options.json else comparison)
-    _write_page(comparison, options.html)
 
 
 def _view(options: Any) -> None:
     from accumviz import play
 
     player = play(_load_all(options.files))
-    page = Path(f"{options.files[0]}.html")
-    try:
+    page = Path(f"{options.files[0]}.html").absolute()
+    with _writing_to(page):
         player.save(page)
-    except OSError:  # a folder that may only be read
-        page = Path(tempfile.mkdtemp(prefix="accumviz-")) / page.name
-        player.save(page)
-    page = page.absolute()
     if options.no_open or not webbrowser.open(page.as_uri()):
         _print(page)
 
@@ -366,17 +334,11 @@ def _run(options: Any) -> None:
     path = Path.cwd() / f"{stem}.ledger"
     if options.out is not None:
         path = options.out.absolute()
-        _check_new(path, options.out)
-    page = options.html
-    if page is not None:
-        page = page.absolute()
-        _check_folder(page, options.html)
-        if page.is_dir():
-            _fail(f"{str(options.html)!r} cannot be written: it is a folder")
-    judged = options.check or page is not None or options.fail_on is not None
+        _check_new(path)
+    is_judged = options.check or options.fail_on is not None
 
     def finish(recordings: list[Any], notes: list[str], ended: str) -> int:
-        return _finish(recordings, notes, page, options.fail_on, judged=judged)
+        return _finish(recordings, notes, options.fail_on, is_judged=is_judged)
 
     try:
         script = Script(name, arguments, module=is_module)
@@ -385,69 +347,50 @@ def _run(options: Any) -> None:
         _fail(error)
 
 
-def _check_folder(path: Path, given: Path) -> None:
+def _check_new(path: Path) -> None:
+    """Fail for a ledger's file that cannot be made, or is there already; a rank writes one of its own."""
     if not path.parent.is_dir():
-        _fail(
-            f"{str(given)!r} cannot be written: there is no folder {str(path.parent)!r}"
-        )
-
-
-def _check_new(path: Path, given: Path) -> None:
-    """Fail for a ledger's file that is there already; a rank writes one of its own."""
-    _check_folder(path, given)
+        _fail(f"{_short(path)!r} cannot be written: there is no such folder")
     rank = os.environ.get("RANK", "")
     if rank.isdigit() and os.environ.get("WORLD_SIZE", "").isdigit():
         path = path.with_stem(f"{path.stem}.rank{rank}")
     if path.exists():
-        _fail(f"{str(given)!r} exists already; pass another name with --out")
+        _fail(f"{_short(path)!r} exists already; pass another name with --out")
 
 
 def _finish(
-    recordings: list[Any],
-    notes: list[str],
-    page: Path | None,
-    fail_on: str | None,
-    *,
-    judged: bool,
+    recordings: list[Any], notes: list[str], fail_on: str | None, *, is_judged: bool
 ) -> int:
     """Say on stderr what was recorded, and what is wrong with it; return the exit code for a script that ended well."""
-    if judged and not recordings and not notes:
+    if is_judged and not recordings and not notes:
         notes = ["nothing was recorded: this process did not import torch"]
-    codes = [0]
+    failed = False
     if fail_on is not None and not recordings:
+        failed = True
         _warn(f"--fail-on {fail_on} fails: {notes[0]}")
-        notes, codes = notes[1:], [_FAILED]
-    for n, recording in enumerate(recordings):
+        notes = notes[1:]
+    for recording in recordings:
         _warn(_closing_line(recording))
-        own_page = page
-        if page is not None and n:
-            own_page = page.with_stem(f"{page.stem}.model{n + 1}")
-        if judged:
-            codes.append(_judge(recording, own_page, fail_on))
+        if is_judged and _is_wrong(recording, fail_on):
+            failed = True
     for note in notes:
         _warn(note)
-    return _FAILED if _FAILED in codes else max(codes)
+    return _FAILED if failed else 0
 
 
 def _closing_line(recording: Any) -> str:
-    """Return what was recorded and where it is; of a file that lacks some of it, what it really holds."""
-    from accumviz.ledger.container import LedgerFileError
-    from accumviz.ledger.ledger import load
-
-    file, events = recording.file, str(recording.counted)
+    """Return what was recorded and where it is."""
+    file = recording.file
+    events = str(recording.counted)
     if file is None or not file.exists():
         return events
     if not recording.is_on_disk():
-        try:
-            held = f"{len(load(file, repair=True))}, because it was cut short"
-        except LedgerFileError as error:
-            held = f"none ({error})"
-        events += f", of which the file holds {held}"
+        events += ", of which the file holds a part, because it was cut short"
     return f"{events} → {_short(file)}"
 
 
-def _judge(recording: Any, page: Path | None, fail_on: str | None) -> int:
-    """Say what is wrong with one recording; return the exit code that follows from it."""
+def _is_wrong(recording: Any, fail_on: str | None) -> bool:
+    """Say what is wrong with one recording; return whether `--fail-on` makes a failure of it."""
     from accumviz.checks.check import check
     from accumviz.ledger.container import LedgerFileError
 
@@ -455,9 +398,9 @@ def _judge(recording: Any, page: Path | None, fail_on: str | None) -> int:
         ledger = recording.ledger
     except LedgerFileError as error:
         _warn(f"no verdict: {error}")
-        return _FAILED if fail_on else 0
+        return fail_on is not None
     report = check(ledger)
-    _warn_without_verdict(report, fail_on)
+    failed = _fails(report, fail_on)
     rank = ledger.meta.get("rank")
     if rank:
         # What the ranks have in common would stand on the terminal once for each.
@@ -470,12 +413,7 @@ def _judge(recording: Any, page: Path | None, fail_on: str | None) -> int:
         sys.stderr.write(
             f"  This is rank 0; all ranks are judged together by: accumviz check {files}\n"
         )
-    code = _FAILED if _fails(report, fail_on) else 0
-    try:
-        _write_page(report, page)
-    except SystemExit:  # said already; the other recordings are still to be judged
-        return code or _MISUSED
-    return code
+    return failed
 
 
 def _short(file: Path) -> str:
