@@ -94,7 +94,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] =
     "explore, k=3": (lambda: av.explore(one, k=3), TypeError, ("k=3", "k=[1, 2, 4]")),
     "explore, k=[1, 1]": (lambda: av.explore(one, k=[1, 1]), ValueError, ("k=[1, 1]", "each of them once")),
     "explore, start, k=2": (lambda: av.explore(one, k=[1], start={"k": 2}), ValueError, ("k=2", "recorded: 1")),
-    "explore, most=1": (lambda: av.explore(one, k=[1, 2], most=1), ValueError, ("2 runs", "pass most=2")),
     "explore, returns 3": (lambda: av.explore(lambda k: 3, k=[1]), TypeError, ("returned an int", "a recording")),
     "explorer.run(k=3)": (lambda: av.explore(one, k=[1]).run(k=3), ValueError, ("k=3", "recorded: 1")),
     "distribute(3)": (lambda: av.distribute(3), TypeError, ("given an int", "the function that each rank calls")),

@@ -38,7 +38,7 @@ _EM = 0.61
 # Names of bars take no more of the width; between two of them stay these pixels.
 _NAMES = 0.4
 _APART = 4.0
-_LOOK = {
+_LOOK: Any = {
     "font.size": _LETTERS,
     "axes.titlesize": 12.0,
     "axes.facecolor": "none",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import html
 import json
-import os
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,8 @@ from accumviz.views import style
 from accumviz.views.payload import encode, identity
 from accumviz.views.player import Player, assets, fragment, play
 
-_EXPECTED = "a recording, a ledger, (ledger, graphs), or one of these followed by a dictionary of figures"
+# More runs would make a page that is too heavy.
+_MOST_RUNS = 64
 Choices = Mapping[str, Sequence[Any]]
 
 
@@ -92,16 +92,10 @@ class Explorer(Displayed):
             run.player.ground, run.player.levels = self._ground, self._levels
 
     def run(self, **choice: Any) -> Ledger:
-        """Return the ledger of one run, as in `explorer.run(k=4)`; a choice of a single value may be left out.
+        """Return the ledger of one run, as in `explorer.run(k=4)`; a choice that is left out has its first value.
 
         Raises what the experiment raised there, and `ValueError` for a choice that was not recorded.
         """
-        several = [name for name, values in self.choices.items() if len(values) > 1]
-        missing = [name for name in several if name not in choice]
-        if missing:
-            raise ValueError(
-                f"run() was given no {' and no '.join(missing)}; expected one value for each choice"
-            )
         index = 0
         places = positions("run", choice, self.choices)
         for values, place in zip(self.choices.values(), places, strict=True):
@@ -116,9 +110,9 @@ class Explorer(Displayed):
     def _scale(self) -> runs.CommonScale:
         """The scale of all runs: bars more than three times as long as the right runs' are torn off."""
         shown = [run for run in self.runs if run.player is not None]
-        pages = [run.player.content[0] for run in shown if run.player]
-        right = [page for run, page in zip(shown, pages, strict=True) if run.right]
-        return runs.common_scale(pages, right)
+        pages = {id(run): run.player.content[0] for run in shown if run.player}
+        right = [pages[id(run)] for run in shown if run.right]
+        return runs.common_scale(list(pages.values()), right)
 
     @cached_property
     def content(self) -> tuple[dict[str, Any], bytes]:
@@ -194,20 +188,15 @@ class Explorer(Displayed):
 
     def _table(self) -> str:
         head, *rows = self._rows()
+        heads = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in head)
         body = ""
-        for text in head:
-            body += f'<th scope="col">{html.escape(text)}</th>'
-        body = f"<thead><tr>{body}</tr></thead><tbody>"
         for row in rows:
-            cells = "".join(f"<td>{html.escape(text)}</td>" for text in row[:-1])
-            wide = (
-                f' colspan="{len(head) - len(row) + 1}"' if len(row) < len(head) else ""
-            )
-            body += f"<tr>{cells}<td{wide}>{html.escape(row[-1])}</td></tr>"
+            cells = "".join(f"<td>{html.escape(text)}</td>" for text in row)
+            body += f"<tr>{cells}</tr>"
         return (
             f'<details class="av-words" open><summary>All {counted(len(rows), "run")} in a table</summary>'
             '<div class="av-runs" tabindex="0" role="group" aria-label="all runs, scrollable">'
-            f"<table>{body}</tbody></table></div></details>\n"
+            f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div></details>\n"
         )
 
     def _repr_mimebundle_(
@@ -245,22 +234,20 @@ def explore(
     *,
     start: Mapping[str, Any] | None = None,
     against: Mapping[str, Any] | None = None,
-    most: int = 64,
     loss: weights.Loss | None = None,
     **choices: Iterable[Any],
 ) -> Explorer:
     """Record an experiment for every combination of choices, and switch between the runs with no kernel.
 
-    `experiment(**choice)` records one run and returns its recording, its ledger, or (ledger,
-    graphs); a dictionary of figures after it, such as `(recording, {"final loss": 0.3})`, is
-    shown with the run. Numbers become a slider, True and False a switch, all else a select;
-    functions go by their names. `start` is shown first, `against` opens a second run beside it,
-    with a meter of the difference. `loss`, a function of the weights where these are one or two
-    numbers, is drawn below their ways. A choice for which the experiment raises shows what was
-    raised; the others work. Runs that are there already are given by name instead, as in
-    `explore({"divided": recording, "undivided": other})`: tabs above one player.
+    `experiment(**choice)` records one run and returns its recording or its ledger; a dictionary of
+    figures after it, such as `(recording, {"final loss": 0.3})`, is shown with the run. Numbers
+    become a slider, True and False a switch, all else a select; functions go by their names. `start`
+    is shown first, `against` opens a second run beside it, with a meter of the difference. `loss`, a
+    function of a single weight, is drawn below its ways. A choice for which the experiment raises
+    shows what was raised; the others work. Runs that are there already are given by name instead, as
+    in `explore({"divided": recording, "undivided": other})`: tabs above one player.
 
-    Raises `ValueError` for more than `most` runs and for values that are missing or repeated,
+    Raises `ValueError` for more than 64 runs and for values that are missing or repeated,
     `TypeError` for an experiment that returns something else, and what the experiment raised when
     every run did.
 
@@ -282,8 +269,7 @@ def explore(
         raise TypeError(
             f"explore() was given {arguments.a(experiment)}; expected a function that records one run, or runs by name"
         )
-    most = arguments.whole("most", most, "how many runs to allow", least=1)
-    grid = _grid(choices, most)
+    grid = _grid(choices)
     arguments.mapping("start", start, "{'k': 4}")
     arguments.mapping("against", against, "{'k': 4}")
     begin = positions("start", start or {}, grid)
@@ -294,7 +280,7 @@ def explore(
     return Explorer(experiment, grid, recorded, begin, beside, loss, tabs=bool(made))
 
 
-def _grid(choices: Mapping[str, Iterable[Any]], most: int) -> Choices:
+def _grid(choices: Mapping[str, Iterable[Any]]) -> Choices:
     """Return the values of each choice. Raises as `explore` does."""
     grid: dict[str, tuple[Any, ...]] = {}
     for name, values in choices.items():
@@ -313,33 +299,22 @@ def _grid(choices: Mapping[str, Iterable[Any]], most: int) -> Choices:
             "explore() was given no choices; expected lists of values by name, as in k=[1, 2, 4]"
         )
     count = prod(map(len, grid.values()))
-    if count > most:
-        sizes = " × ".join(f"{len(values)} {name}" for name, values in grid.items())
+    if count > _MOST_RUNS:
         raise ValueError(
-            f"{sizes} are {count:,} runs; expected at most {most}: leave values out, or pass most={count}"
+            f"{count:,} runs; expected at most {_MOST_RUNS}: leave values out"
         )
     return grid
 
 
 def _record_all(experiment: Callable[..., Any], grid: Choices) -> list[Run]:
     """Record every combination of choices; raise what the first raised if all of them did."""
-    from tqdm.auto import tqdm
-
-    combinations = list(product(*grid.values()))
-    # A notebook's bar does not read this variable, as those of a terminal do.
-    silent = bool(os.environ.get("TQDM_DISABLE"))
-    bar = tqdm(
-        combinations, "recording", unit="run", leave=False, delay=0.5, disable=silent
-    )
     recorded = []
-    for values in bar:
-        recorded.append(record_run(experiment, dict(zip(grid, values, strict=True))))
-    first = recorded[0].failure
-    if first is not None and all(run.failure for run in recorded):
-        first.add_note(
-            f"All {counted(len(recorded), 'run')} of the experiment raised; this is the first of them."
-        )
-        raise first
+    for values in product(*grid.values()):
+        choice = dict(zip(grid, values, strict=True))
+        recorded.append(record_run(experiment, choice))
+    failures = [run.failure for run in recorded if run.failure is not None]
+    if len(failures) == len(recorded):
+        raise failures[0]
     return recorded
 
 
@@ -355,18 +330,20 @@ def record_run(experiment: Callable[..., Any], choice: Mapping[str, Any]) -> Run
         raised = f" (raised by: {line})" if line else ""
         error = f"{type(failure).__name__}: {text}{raised}"
         return Run(choice, failure=failure, error=error)
-    parts = list(result) if isinstance(result, tuple) else [result]
-    figures = parts.pop() if len(parts) > 1 and _are_figures(parts[-1]) else {}
-    ledger = ledger_of(parts[0])
-    if ledger is None or len(parts) > 2:
+    recording: Any = result
+    figures: Any = {}
+    if isinstance(result, tuple) and len(result) == 2:
+        recording, figures = result
+    ledger = ledger_of(recording)
+    if ledger is None or not isinstance(figures, Mapping):
         raise TypeError(
-            f"the experiment returned {arguments.a(result)}; expected {_EXPECTED}"
+            f"the experiment returned {arguments.a(result)}; expected a recording or a ledger, "
+            "or one of these followed by a dictionary of figures"
         )
-    graphs = parts[1] if len(parts) == 2 else getattr(parts[0], "graphs", None)
     shown = runs.figures(ledger)
     for name, value in figures.items():
         shown.append((literal(name), label(value)))
-    return Run(choice, play(ledger, graphs), shown)
+    return Run(choice, play(recording), shown)
 
 
 def _widget(content: str) -> Any:
@@ -385,11 +362,6 @@ def _widget(content: str) -> Any:
         told = traitlets.Dict().tag(sync=True)
 
     return Live(data=content)
-
-
-def _are_figures(value: Any) -> bool:
-    """Return whether a value is figures by name, rather than graphs by event."""
-    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
 
 
 def positions(argument: str, choice: Mapping[str, Any], choices: Choices) -> list[int]:

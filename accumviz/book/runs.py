@@ -41,14 +41,11 @@ def figures(ledger: Ledger) -> list[tuple[str, str]]:
         "backwards": f"{len(backwards):,}",
         "steps": f"{len(steps):,}",
     }
-    saved = allocated = -1.0
+    saved = -1.0
     for event in ledger:
         saved = _most([saved, event.saved_before, event.saved_after])
-        allocated = _most([allocated, event.allocated, event.peak])
     if saved >= 0:
         shown["saved by one graph, at most"] = style.size(saved)
-    if allocated >= 0:
-        shown["allocated on the device, at most"] = style.size(allocated)
     if ledger.parameters and steps:
         shown["gradient of the last step"] = _gradient(ledger, steps[-1])
     elif ledger.parameters and len(ledger):

@@ -36,6 +36,6 @@ def test_the_bound_that_record_checks_is_declared_and_installed_by_ci() -> None:
     job = yaml.safe_load((ROOT / ".github" / "workflows" / "book.yml").read_text())["jobs"]["oldest"]
     said = " ".join(step.get("run", "") for step in job["steps"])
     assert f"torch=={LOWEST}.*" in said
-    for package in ("matplotlib", "numpy", "anywidget", "cloudpickle", "tqdm"):
+    for package in ("matplotlib", "numpy", "anywidget", "cloudpickle"):
         [bound] = [line.removeprefix(f"{package}>=") for line in declared if line.startswith(f"{package}>=")]
         assert f"{package}=={bound}.*" in said

@@ -101,7 +101,6 @@ def test_an_experiment_that_raises_is_shown_at_its_choice_and_the_others_work() 
 def test_when_every_run_raises_so_does_explore() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         explore(lambda k: k / 0, k=[1, 2])
-    assert "All 2 runs" in caught.value.__notes__[0]
     assert caught.traceback[-1].name == "<lambda>"
 
 
@@ -135,13 +134,12 @@ def test_a_run_that_raised_keeps_nothing_of_it_alive_and_still_says_where() -> N
         (lambda: explore(toy, k=[1, 1]), ValueError, "each of them once"),
         (lambda: explore(toy, k="abc"), TypeError, "a list of values"),
         (lambda: explore(toy, k=4), TypeError, "a list of values"),
-        (lambda: explore(toy, k=range(100)), ValueError, "most=100"),
+        (lambda: explore(toy, k=range(100)), ValueError, "at most 64"),
         (lambda: explore(toy, k=[1, 2], start={"q": 1}), ValueError, "'q'; the choices are k"),
         (lambda: explore(toy, k=[1, 2], against={"k": 3}), ValueError, "k=3, which is not recorded; recorded: 1, 2"),
         (lambda: explore("toy", k=[1]), TypeError, "a str; expected a function"),
         (lambda: explore(lambda k: None, k=[1]), TypeError, "returned None; expected a recording"),
-        (lambda: explore(lambda k: (toy(k), {}, {}, {}), k=[1]), TypeError, "returned a tuple"),
-        (lambda: explore(toy, k=[1, 2]).run(), ValueError, "no k"),
+        (lambda: explore(lambda k: (toy(k), {}, {}), k=[1]), TypeError, "returned a tuple"),
         (lambda: explore(toy, k=[1]).save("run.txt"), ValueError, "ends in .html"),
     ],
 )
@@ -152,7 +150,7 @@ def test_bad_input_says_what_was_given_and_what_is_expected(call: Any, error: ty
 
 def test_what_an_experiment_may_return() -> None:
     recording = SimpleNamespace(ledger=toy(2), graphs={})
-    for given in (recording, toy(2), (toy(2), {}), (toy(2), {"weight": 1.25}), (toy(2), {}, {"weight": 1.25})):
+    for given in (recording, toy(2), (toy(2), {}), (recording, {"weight": 1.25})):
         run = explore(lambda k, given=given: given, k=[1]).runs[0]
         assert run.player is not None
         assert run.player.ledger is not None

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import accumviz as av
-from accumviz.book import runs
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views import payload, words
 from accumviz.views.timeline import timeline
@@ -52,11 +51,6 @@ def test_a_player_says_them_in_an_events_sentence(ledger: Ledger) -> None:
     assert "b" not in data["e"]  # no bars of saved tensors, because there are none
     plain, _ = payload.ledger_data(Ledger.build([W], [{"kind": "backward"}]))
     assert "t" not in plain["e"]
-
-
-def test_the_figures_of_a_run_name_the_most_that_is_known(ledger: Ledger) -> None:
-    assert ("allocated on the device, at most", "8 KiB") in runs.figures(ledger)
-    assert not any("allocated" in name for name, _ in runs.figures(Ledger.build([W], rows((np.nan, np.nan)))))
 
 
 def test_they_survive_a_file_and_stay_unknown_where_they_are(ledger: Ledger, tmp_path: Path) -> None:
