@@ -99,12 +99,6 @@ def test_modules_fold_with_their_parameters_and_what_runs_between_them_stays() -
     assert {(e.source, e.target) for e in folded.edges} == {(0, 1), (1, 2), (1, 3), (2, 3)}
 
 
-def test_a_module_that_runs_before_and_after_another_keeps_both_edges() -> None:
-    nodes = tuple(Node(i, "ReluBackward0", module=module) for i, module in enumerate(("a", "b", "a")))
-    folded = Graph(nodes, (Edge(0, 1), Edge(1, 2)), (0,)).collapse_modules()
-    assert {(folded.nodes[e.source].module or "a", e.target) for e in folded.edges} == {("a", 1), ("b", 0)}
-
-
 @settings(max_examples=examples(60), deadline=None)
 @given(graphs())
 def test_folding_loses_no_operation_no_parameter_and_no_byte(graph: Graph) -> None:
@@ -144,7 +138,3 @@ def test_an_order_has_each_node_once_and_sources_before_their_targets(edges: set
     order = in_order(12, forward)
     assert sorted(order) == list(range(12))
     assert all(order.index(source) < order.index(target) for source, target in forward)
-
-
-def test_an_order_of_nodes_in_a_circle_still_has_them_all() -> None:
-    assert in_order(4, [(0, 1), (1, 2), (2, 1), (3, 0)]) == [3, 0, 1, 2]

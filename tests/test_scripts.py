@@ -105,14 +105,6 @@ def test_what_only_a_kernel_can_is_in_the_module_of_notebooks_and_not_in_that_of
     assert "data-accumviz-" not in notebook, "a widget is bare: no page is searched for players"
 
 
-def test_modules_are_small_and_lines_short() -> None:
-    assert len(MODULES) > 25
-    for path in [*MODULES, *(folder / "types.d.ts" for folder in scripts.SOURCES)]:
-        lines = path.read_text("utf-8").splitlines()
-        assert len(lines) <= 250, path.name
-        assert max(map(len, lines)) <= 120, path.name
-
-
 def test_tools_are_locked_exactly_and_no_registry_is_named() -> None:
     wanted = json.loads((scripts.HERE / "package.json").read_text())["devDependencies"]
     lock = (scripts.HERE / "package-lock.json").read_text()
@@ -231,13 +223,3 @@ def carried_thinned(ledger: Ledger) -> tuple[list[int], dict[str, Any]]:
     chosen = data["e"]["i"]
     rows = [{"c": norms(data, p, len(chosen)), "f": row["f"]} for p, row in enumerate(data["p"])]
     return chosen, {"length": len(chosen), "flow": data["flow"], "rows": rows}
-
-
-def test_the_lifetimes_of_a_regular_loop_weigh_next_to_nothing() -> None:
-    from tests.toys import large
-
-    data, _ = payload.ledger_data(large(6000, 150))
-    assert len(data["flow"]) == 1
-    assert len(data["flow"][0]["runs"]) == 3 * 1000
-    whole, without = (len(payload.encode(one)) for one in (data, {**data, "flow": []}))
-    assert whole - without < 400

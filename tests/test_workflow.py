@@ -39,15 +39,6 @@ def test_the_workflow_passes_the_linters_of_make_lint(linter: list[str]) -> None
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_ci_runs_the_commands_that_people_are_told() -> None:
-    readme, contributing = (ROOT / "README.md").read_text(), (ROOT / "CONTRIBUTING.md").read_text()
-    shown = re.findall(r"^(make \w+)", "".join(re.findall(r"```sh\n(.*?)```", readme, re.DOTALL)), re.MULTILINE)
-    run = [step["run"] for step in JOBS["test"]["steps"] if "run" in step]
-    assert shown == ["make book", "make test"]
-    assert [command for command in run if command in shown] == shown
-    assert [command for command in run if f"`{command}`" not in readme + contributing and command not in shown] == []
-
-
 def test_the_tests_that_a_job_names_are_there() -> None:
     named = re.findall(r"\btests/[\w/]+\.py\b", WORKFLOW.read_text("utf-8"))
     assert named

@@ -164,47 +164,6 @@ class Compilable(nn.Module):
         return x
 
 
-COMPILED: dict[str, Callable[[nn.Module, str], Callable[..., Any]]] = {
-    "the model": lambda model, backend: torch.compile(model, backend=backend, fullgraph=True),
-    "in place": lambda model, backend: model.compile(backend=backend, fullgraph=True) or model,
-}
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("what", "backend", "before"), [("the model", "eager", True), ("in place", "aot_eager", False)]
-)
-def test_a_model_compiled_whole_is_compiled_once_and_computes_the_same(what: str, backend: str, before: bool) -> None:
-    from torch._dynamo.utils import counters
-
-    x = torch.randn(3, 4)
-
-    def run(keep: bool) -> list[Any]:
-        torch._dynamo.reset()
-        counters.clear()
-        torch.manual_seed(0)
-        model = Compilable()
-        if backend == "eager":
-            model.layers[1].register_forward_hook(lambda module, args, out: out * 2)
-        compiled = COMPILED[what](model, backend) if before else None
-        found = [] if compiled is None else [compiled(x)]
-        with av.record(model, graphs=True) if keep else contextlib.nullcontext() as recording:
-            compiled = COMPILED[what](model, backend) if compiled is None else compiled
-            for _ in range(3):
-                found.append(compiled(x))
-                found[-1].sum().backward()
-        found.append(compiled(x))
-        if keep:
-            assert len(recording.graphs) == 3
-        compilations = torch.tensor(counters["stats"]["unique_graphs"])
-        torch._dynamo.reset()
-        return [*found, *(p.grad for p in model.parameters()), compilations]
-
-    plain, watched = run(False), run(True)
-    assert plain[-1] == 1
-    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
-
-
 # --- modules are watched, and not touched ----------------------------------------------------------------
 
 

@@ -66,11 +66,6 @@ def test_small_vectors_are_written_out_and_large_tensors_as_norms() -> None:
     assert ">3<" in html
 
 
-def test_what_is_erased_unused_is_said_in_words() -> None:
-    html = ledger_html(Ledger.build([W], [TOY[0], {"kind": "zero_grad"}]))
-    assert "erased before any step used it: 1 backward (#0) in 1 parameter" in html
-
-
 def test_what_is_left_out_is_counted() -> None:
     html = ledger_html(large(1000, 150))
     assert len(rows(html)) == 2 + 40
@@ -108,12 +103,6 @@ def test_the_table_has_a_caption_scopes_and_a_box_that_scrolls_by_itself() -> No
     assert re.findall(r"<th(?![^>]*scope=)", html.replace("<thead", "")) == []
     assert 'class="av-scroll" tabindex="0"' in html
     assert not re.findall(r"https?://|<script|url\(", html)
-
-
-def test_a_ledger_displays_itself_with_its_repr_as_text() -> None:
-    ledger = Ledger.build([W], TOY)
-    bundle = ledger._repr_mimebundle_()
-    assert bundle == {"text/html": ledger_html(ledger), "text/plain": repr(ledger)}
 
 
 def test_provenance_says_nothing_where_a_loss_wrote_nothing() -> None:
