@@ -28,15 +28,15 @@ class Loop:
         """Whether this micro-batch is the last of its window."""
         return self.batch % K == 0
 
-    def loss(self, divisor: float = 1.0) -> Tensor:
+    def loss(self) -> Tensor:
         weights = torch.cat(self.own)
         scores = weights * torch.tensor([[self.batch], [1.0]]) * torch.arange(1, len(weights) + 1)
-        return scores.sum(1).mean() / divisor
+        return scores.sum(1).mean()
 
-    def train(self, divisor: float = 1.0, by_hand: float = 1.0) -> Any:
+    def train(self, by_hand: float = 1.0) -> Any:
         with av.record(self.net, self.optimizer) as recording:
             for self.batch in range(1, WINDOWS * K + 1):
-                loss = self.loss(divisor)
+                loss = self.loss()
                 loss.backward()
                 if self.full():
                     for p in self.own if by_hand != 1 else ():
