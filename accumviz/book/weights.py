@@ -143,23 +143,26 @@ class Field:
 
     def _station(self, i: int, values: list[float]) -> list[Any]:
         """Return where the i-th point is drawn, what it says, and its arrow if it lies beyond the edge."""
-        first, last = values[0], values[-1]
-        said = []
+        texts = []
         for name, value in zip(self.names, values, strict=True):
-            said.append(f"{shorten(name, 40)} {number(value, words.WEIGHT_DIGITS)}")
+            text = number(value, words.WEIGHT_DIGITS)
+            texts.append(f"{shorten(name, 40)} {text}")
+        x = values[0]
+        y = values[-1]
+        arrow = ""
         if self.loss is not None:
-            last = _at(self.loss, first)
-            if math.isfinite(first):
-                said.append(f"loss {number(last)}")
-            arrow = _arrow(first, self.across, "←→")
+            y = _at(self.loss, x)
+            if math.isfinite(x):
+                texts.append(f"loss {number(y)}")
         elif len(values) == 1:
-            first = float(i)
-            arrow = _arrow(last, self.up, "↓↑")
-        else:
-            arrow = _arrow(first, self.across, "←→") or _arrow(last, self.up, "↓↑")
-        x = _place(first, self.across, _ACROSS)
-        y = _place(last, self.up, _UP)
-        return [x, y, ", ".join(said), arrow]
+            x = float(i)
+        if self.loss is None:
+            arrow = _arrow(y, self.up, "↓↑")
+        if self.axes[0] != "step":
+            arrow = _arrow(x, self.across, "←→") or arrow
+        column = _place(x, self.across, _ACROSS)
+        row = _place(y, self.up, _UP)
+        return [column, row, ", ".join(texts), arrow]
 
     def _note(self) -> str:
         note = "Small dots: after each step."
@@ -175,8 +178,10 @@ class Field:
         Each is a name, its attributes, and its text if it has one.
         """
         below, beside = self.axes
-        columns = _round_values(*self.across)
-        rows = _round_values(*self.up)
+        low, high = self.across
+        columns = _round_values(low, high)
+        low, high = self.up
+        rows = _round_values(low, high)
         if below == "step":
             columns = list(filter(float.is_integer, columns))
         elements: list[Element] = []
@@ -231,33 +236,32 @@ def field(
         columns = [one.points[:, i] for one in paths]
         typical = [model.points[:, i] for model in models]
         ranges.append(_range(columns, typical))
-    first, last = ranges[0], ranges[-1]
+    across = ranges[0]
+    up = ranges[-1]
     runs = len(paths)
     if len(names) == 2:
-        if loss is not None:
-            raise TypeError(
-                f"loss is given for {' and '.join(names)}; expected one weight"
-            )
-        return Field(names, names, first, last, runs=runs)
+        if loss is None:
+            return Field(names, names, across, up, runs=runs)
+        raise TypeError(f"loss is given for {' and '.join(names)}; expected one weight")
     if loss is None:
-        steps = max(len(one.events) for one in paths)
-        across = (0.0, max(steps, 2) - 1.0)
-        return Field(names, ("step", *names), across, last, runs=runs)
-    first = _with_valley(loss, first)
-    heights, curve = _curve(loss, first)
-    return Field(names, (*names, "loss"), first, heights, loss, curve, runs)
+        longest = max(len(one.events) for one in paths)
+        steps = (0.0, max(longest, 2) - 1.0)
+        return Field(names, ("step", *names), steps, up, runs=runs)
+    across = _with_valley(loss, across)
+    heights, curve = _curve(loss, across)
+    return Field(names, (*names, "loss"), across, heights, loss, curve, runs)
 
 
 def _range(paths: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> Range:
-    """Return the lowest and the highest value; what runs away is left out, so that the others are seen."""
+    """Return the lowest and the highest value; a run that runs away is left out, so that the others are seen."""
     values = np.concatenate(paths)
     values = values[np.isfinite(values)]
     if not values.size:
         return -1.0, 1.0
     begin = float(values[0])
     reaches = [_reach(one, begin) for one in paths]
-    moving = [reach for one in right if (reach := _reach(one, begin))]
-    moving = moving or list(filter(None, reaches)) or [0.0]
+    typical = [_reach(one, begin) for one in right]
+    moving = list(filter(None, typical or reaches)) or [0.0]
     limit = _LONG * median_low(moving)
     most = max((reach for reach in reaches if reach <= limit), default=limit)
     low = max(float(values.min()), begin - most)
@@ -267,16 +271,13 @@ def _range(paths: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> Range:
 
 
 def _reach(values: np.ndarray, begin: float) -> float:
-    """Return how far from the beginning most of a path is: at most three times as far as its median point.
+    """Return how far from the beginning a path comes.
 
-    >>> _reach(np.array([1.0, 1.5, 2.0]), 1.0), _reach(np.array([1.0, 2.0, 0.0, 3.0, -1e9]), 1.0)
-    (1.0, 4.5)
+    >>> _reach(np.array([1.0, 1.5, math.nan, 0.0]), 1.0)
+    1.0
     """
     moved = np.abs(values[np.isfinite(values)] - begin)
-    moved = moved[moved > 0]
-    if not moved.size:
-        return 0.0
-    return min(float(moved.max()), 3 * float(np.median(moved)))
+    return float(moved.max(initial=0.0))
 
 
 # --- the loss ------------------------------------------------------------------------------------

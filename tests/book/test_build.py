@@ -159,15 +159,6 @@ def test_a_chapter_that_fails_alone_is_named(make_book: ModuleType, capsys: pyte
     assert "01_graphs.md was not built" in capsys.readouterr().err
 
 
-def test_a_chapter_that_is_not_there_is_answered_with_those_that_are(
-    make_book: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for number in ("", "7", "graphs"):
-        assert make_book.main(number) == 2
-        assert "make chapter N=01   01_graphs.md" in capsys.readouterr().err
-    assert make_book.built == []
-
-
 @pytest.mark.parametrize(
     ("tex", "expected"),
     [
@@ -197,20 +188,6 @@ def test_math_that_cannot_be_converted_is_a_warning_and_stays_readable(
     assert warned
     assert html.startswith("<code>")
     assert "&amp;" in html or "&" not in html
-
-
-def test_code_that_needs_it_has_the_whole_width_and_sentences_in_tables_a_width_to_be_read_in() -> None:
-    document = new_document("page")
-    document += [nodes.literal_block("", text) for text in ("short\n" * 99, f"short\n{'long ' * 20}")]
-    document += nodes.doctest_block("", ">>> " + "long " * 20)
-    document += [
-        nodes.entry("", nodes.paragraph("", text))
-        for text in ("0.5", "It says so, and the recording says more than it.")
-    ]
-    pages.number_lines(None, document)  # type: ignore[arg-type]
-    pages.column_widths(None, document)  # type: ignore[arg-type]
-    assert [block["classes"] for block in document.children[:3]] == [[], ["book-long"], ["book-long"]]
-    assert [entry["classes"] for entry in document.findall(nodes.entry)] == [[], ["book-prose"]]
 
 
 def test_a_number_stays_with_its_word_in_text_and_not_in_code() -> None:

@@ -101,16 +101,6 @@ def test_the_line_in_place_of_answers_is_said_once_for_neighbours() -> None:
     assert ["Opens with your prediction" in text for text in begun] == [True, False, True]
 
 
-def test_what_nobody_sees_between_two_answers_parts_no_line() -> None:
-    hidden, label = cell(source("assert w"), tags="remove-cell"), nodes.target("", "", ids=["claim-1"])
-    shown = cell(source("print(w)"), output("−20"), tags="hide-output")
-    page = section(asks(), shown, hidden, nodes.paragraph("", "So.", classes=["answers"]), label)
-    page += nodes.paragraph("", "And so.", classes=["answers"])
-    resolved(page)
-    begun = [raw.astext() for raw in page.findall(nodes.raw) if raw.astext().startswith("<div data-answers")]
-    assert ["Opens with your prediction" in text for text in begun] == [True, False, False]
-
-
 def test_a_heading_and_another_prediction_end_what_waits() -> None:
     later = cell(source("x"), output("1"), tags="hide-output")
     page = resolved(section(asks(), asks(), later), section(cell(source("y"), output("2"), tags="hide-output")))
@@ -171,13 +161,6 @@ def test_a_choice_that_an_explorer_does_not_have_is_an_error() -> None:
     for state, says in (("n=2", "no control 'n'; there are k"), ("k=3", "never '3'; it is one of 1, 2")):
         with pytest.raises(at.TargetError, match=re.escape(says)):
             at.at_explorer(view, state)
-
-
-def test_what_words_do_not_choose_is_as_the_explorer_begins() -> None:
-    explorer = explore(lambda k, way: LEDGER, k=[1, 2], way=["a", "b", "c"], start={"k": 2, "way": "c"})
-    [view] = at.views(nodes.paragraph("", "", nodes.raw("", explorer.to_html(), format="html")))
-    assert at.at_explorer(view, "1, k=1") == f"#{view.id}&side=a&a=0.2&e=1"
-    assert at.at_explorer(view, "way=b") == f"#{view.id}&side=a&a=1.1"
 
 
 def words(target: str, text: str = "−20") -> at.At:
@@ -265,18 +248,3 @@ def test_words_move_their_player_and_are_lit_while_it_is_there(touched: Watched)
     lit(page, "at 1")
     assert page.get_by_text("at 1").get_attribute("aria-current") == "true"
     assert touched.complaints == []
-
-
-def test_words_about_a_drawn_graph_point_at_its_node(watch: Open, tmp_path: Path) -> None:
-    card = '<g class="av-operation"><rect width="9" height="9"/><text class="av-title" x="1">{}</text></g>'
-    drawn = f'<figure id="fig-g"><svg>{card.format("loss")}{card.format("w &lt;b&gt;")}</svg></figure>'
-    assert at.card(nodes.paragraph("", "", nodes.raw("", drawn, format="html")), "w <b>") == 1
-    link = '<a class="av-at" href="#fig-g" data-card="1">−16</a>'
-    script = f'<script type="module">{at.SCRIPT.read_text("utf-8")}</script>'
-    (tmp_path / "page.html").write_text(PAGE.format(f"{drawn}{link}{script}"), "utf-8")
-    page = watch().page
-    page.goto((tmp_path / "page.html").as_uri())
-    page.get_by_text("−16").focus()
-    assert page.locator("g.av-pointed .av-title").text_content() == "w <b>"
-    page.get_by_text("−16").blur()
-    assert page.locator("g.av-pointed").count() == 0

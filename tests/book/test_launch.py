@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 import nbformat
 import pytest
@@ -100,16 +99,6 @@ def test_a_page_without_cells_is_offered_nowhere(published: Path) -> None:
         assert [link for link in links(published / page) if "notebook" in str(link)] == to_colab(published / page) == []
 
 
-def test_the_theme_adds_no_button_of_its_own_for_the_repository(published: Path) -> None:
-    for page in published.rglob("*.html"):
-        assert [
-            link["href"]
-            for link in links(page)
-            if urlsplit(str(link["href"])).netloc not in {"", urlsplit(COLAB).netloc}
-        ] == []
-        assert len(to_colab(page)) <= 1
-
-
 def test_a_wrong_repository_fails_the_build_before_a_page_is_read(tmp_path: Path) -> None:
     done = build(tmp_path, "git@github.com:reader/book.git")
     assert done.returncode != 0
@@ -147,14 +136,6 @@ def test_what_is_no_repository_on_github_is_an_error(url: Any) -> None:
         assert part in str(raised.value)
 
 
-@pytest.mark.parametrize("branch", ["", "feature/pages", None])
-def test_what_is_no_branch_of_one_word_is_an_error(branch: Any) -> None:
-    with pytest.raises(ConfigError) as raised:
-        launch.check_published(SimpleNamespace(), settings("https://github.com/reader/book", branch))
-    for part in (repr(branch), "such as gh-pages", "published_branch in _config.yml"):
-        assert part in str(raised.value)
-
-
 @pytest.mark.parametrize("told", [{}, {"GITHUB_REPOSITORY": "book"}, {"GITHUB_SERVER_URL": "https://git.example.org"}])
 def test_ci_that_publishes_and_does_not_say_where_is_an_error(
     told: dict[str, str], monkeypatch: pytest.MonkeyPatch
@@ -172,13 +153,6 @@ def test_ci_names_its_own_repository_where_it_publishes(monkeypatch: pytest.Monk
         for name, value in (told | {"BOOK_PUBLISHES_TO": publishes}).items():
             monkeypatch.setenv(name, value)
         assert launch.published(settings("")) == expected
-
-
-@pytest.mark.parametrize(
-    "url", ["https://github.com/a-1/b.c_d", "https://github.com/a-1/b.c_d/", "https://github.com/a-1/b.c_d.git"]
-)
-def test_a_repository_may_be_written_as_browsers_and_git_do(url: str) -> None:
-    assert launch.colab_address(url, "gh-pages", "x.ipynb") == f"{COLAB}github/a-1/b.c_d/blob/gh-pages/x.ipynb"
 
 
 def test_every_page_with_cells_leads_to_its_notebook_in_the_site(page_name: str, site: Path) -> None:

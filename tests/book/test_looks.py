@@ -104,30 +104,6 @@ def test_the_looks_of_a_visit_find_nothing_on_a_page_without_faults(visit: str, 
     assert looks.findings(VISITS[visit], visited(visit, RIGHT, watch, tmp_path)) == {}
 
 
-def test_axe_sees_contrast_with_all_else(watch: Open, tmp_path: Path) -> None:
-    (found,) = look("axe", "light", FAULTS["axe on contrast"], watch, tmp_path)
-    assert found.startswith("color-contrast: ")
-
-
-def test_a_stretch_ends_where_something_is_seen_and_is_measured_in_chapters_only(watch: Open, tmp_path: Path) -> None:
-    watched = visited("light", "", watch, tmp_path)
-
-    def found(*parts: str) -> list[str]:
-        body = "".join(("<h1>A page</h1>", *parts))
-        watched.page.evaluate("body => { document.querySelector('article').innerHTML = body; }", body)
-        return list(VISITS["light"]["long stretches"](watched))
-
-    assert found(TALL, TALL) == found(NUMBERED, TALL, SEEN, TALL) == []
-    for number in range(1, 13):
-        (one,) = found(NUMBERED.replace("3.", f"{number}."), TALL, "<details><h3>Folded</h3></details>", TALL)
-        assert not one.endswith("Folded")
-    exercises = f"<section id='exercises'>{TALL}{TALL}</section>"
-    assert found(NUMBERED, exercises) == []
-    hidden, small = SEEN.replace("<figure", "<figure hidden"), SEEN.replace("40px", "20px")
-    for unseen in (hidden, small, f"<details>{SEEN}</details>"):
-        assert len(found(NUMBERED, TALL, unseen, TALL)) == 1
-
-
 def test_every_look_has_its_fault() -> None:
     in_modes = {"the theme", "the reader's mode"}  # see test_a_page_in_the_wrong_mode_is_found
     assert {name for visit in VISITS.values() for name in visit} - in_modes == FAULTS.keys()
@@ -136,34 +112,6 @@ def test_every_look_has_its_fault() -> None:
 def test_a_request_to_another_host_is_a_complaint(watch: Open, tmp_path: Path) -> None:
     late = "<script>setTimeout(() => fetch('http://192.0.2.1/').catch(() => 0), 300)</script>"
     assert "http://192.0.2.1/" in look("complaints", "light", late, watch, tmp_path)
-
-
-def test_a_page_in_the_wrong_mode_is_found(watch: Open, tmp_path: Path) -> None:
-    from playwright.sync_api import TimeoutError as Late
-
-    watched = watch("light")
-    watched.page.set_default_timeout(500)
-    watched.page.set_content(PAGE.format(theme="dark", follows="", body=RIGHT))
-    with pytest.raises(Late):
-        looks.theme("light")(watched)
-    watched.page.set_content(PAGE.format(theme="dark", follows="", body=RIGHT))
-    with pytest.raises(Late):
-        looks.follows("light")(watched)
-
-
-@pytest.mark.parametrize("choice", ["<select><option>4</select>", "<label class='av-switch'>mended</label>"])
-def test_a_choice_for_no_finger_is_found(choice: str, watch: Open, tmp_path: Path) -> None:
-    assert len(look("buttons for no finger", "phone", f"<div class='accumviz'>{choice}</div>", watch, tmp_path)) == 1
-
-
-def test_a_chart_without_a_drawing_for_phones_is_found_and_a_long_timeline_is_not(watch: Open, tmp_path: Path) -> None:
-    def found(words: str) -> list[str]:
-        drawing = f"<svg class='av-figure' role='img' aria-label='{words}' width='400' height='9'></svg>"
-        body = f"<div class='av-timeline'><div class='av-scroll' style='overflow: auto'>{drawing}</div></div>"
-        return look("figures that are moved", "phone", body, watch, tmp_path)
-
-    assert len(found("SGD: 4 bytes.")) == 1
-    assert found("2 parameters × 12 events, 4 windows.") == []
 
 
 @pytest.mark.parametrize(

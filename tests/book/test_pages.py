@@ -205,16 +205,6 @@ def test_what_a_reader_copies_has_no_line_numbers(watch: Open, address: Address)
     )
 
 
-def test_the_search_dialog_leads_from_a_chapter_to_the_results(watch: Open, address: Address) -> None:
-    page = watch().page
-    page.goto(address("chapters/01_graphs.html", "file"))
-    page.keyboard.press("Control+k")
-    page.keyboard.type("ledger")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("#search-results ul.search li a")
-    assert "search.html" in page.url
-
-
 def test_a_printed_page_keeps_its_text_and_leaves_out_the_controls(watch: Open, address: Address) -> None:
     page = watch().page
     page.goto(address("chapters/01_graphs.html", "file"))
@@ -222,19 +212,3 @@ def test_a_printed_page_keeps_its_text_and_leaves_out_the_controls(watch: Open, 
     assert page.locator("article p").first.is_visible()
     assert not page.locator(".btn-download-notebook").first.is_visible()
     assert not page.locator(".book-side").first.is_visible()
-
-
-def test_a_dark_page_is_printed_light_and_then_dark_again(watch: Open, address: Address) -> None:
-    page = watch("dark").page
-    page.goto(address("chapters/01_graphs.html", "file"))
-    theme = "document.documentElement.dataset.theme"
-    seen = [page.evaluate(f"dispatchEvent(new Event('{moment}')), {theme}") for moment in ("beforeprint", "afterprint")]
-    assert seen == ["light", "dark"]
-
-
-def test_the_pages_of_which_axe_is_asked_everything_are_there(site: Path) -> None:
-    assert [name for name in looks.WHOLLY if not (site / name).exists()] == []
-
-
-def test_some_chapter_has_an_equation(site: Path) -> None:
-    assert any("<math" in page.read_text() for page in site.glob("chapters/*.html"))

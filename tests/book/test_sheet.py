@@ -96,13 +96,3 @@ def test_whatever_scrolls_sideways_says_so_at_its_edge(page: Any) -> None:
     assert shown.locator("pre, .math-scroll, .pst-scrollable-table-container").evaluate_all(wider) >= 6
     found = shown.evaluate(looks.UNSAID)
     assert not found, "\n".join(found)
-
-
-def test_boxes_of_code_have_two_right_edges(page: Any) -> None:
-    short, usual, long = (box.bounding_box() for box in page(1280).locator(".code").all())
-    assert short["width"] == usual["width"] == 46 * 16
-    assert long["width"] > usual["width"]
-
-
-def test_a_caption_is_no_paler_than_text(page: Any) -> None:
-    assert page(1280).locator("figcaption p").evaluate("p => getComputedStyle(p).fontWeight") == "400"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,24 +43,6 @@ def test_a_walk_along_a_graph_of_a_full_page_fits_into_its_frames(
         assert page.evaluate(player.WALKABLE)
         works = (2 * player.work(page, "#walked", steps=40, stride=1) for _ in range(5))
         assert any(work <= 1000 / 60 for work in works)
-
-
-def test_a_step_along_a_graph_is_laid_out_thrice_at_most(browser: Browser, address: Address) -> None:
-    """Whenever a pane asks where something is, all that is new is laid out: five times, when each asked by itself.
-
-    Counted is what the page's scripts ask for: not every browser lays out once more when it draws the frame.
-    """
-    with browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce") as page:
-        page.goto(address("chapters/10_your_own.html", "file"))
-        page.wait_for_function(weight.READY, timeout=60_000)
-        assert page.evaluate(player.WALKABLE)
-        steps = 40
-        traced = ["devtools.timeline", "disabled-by-default-devtools.timeline.stack"]
-        browser.start_tracing(page=page, categories=["-*", *traced])
-        player.frames(page, "#walked", steps, stride=1)
-        events = json.loads(browser.stop_tracing())["traceEvents"]
-    asked = [e for e in events if e["name"] == "Layout" and e.get("args", {}).get("beginData", {}).get("stackTrace")]
-    assert 1 <= len(asked) / steps <= 3
 
 
 def test_no_page_brings_a_script_or_a_font_of_icons(site: Path) -> None:

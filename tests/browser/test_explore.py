@@ -135,29 +135,6 @@ def test_a_comparison_begins_with_another_run(show: Show, changes: Any, other: l
     assert [*told, "yes" if side.get_by_role("switch").is_checked() else "no"] == other
 
 
-def test_each_column_of_a_comparison_is_headed_by_its_letter(show: Show) -> None:
-    """On a phone the second run began without any sign."""
-    explored = show(make(), width=375).explored
-    letters = "all => all.map(one => getComputedStyle(one, '::before').content)"
-    lines = explored.root.locator(".av-say:visible")
-    assert lines.evaluate_all(letters) == ["none"]
-    explored.root.get_by_role("button", name="Compare with another run").click()
-    drawn(explored.page)
-    assert lines.evaluate_all(letters) == ['"A"', '"B"']
-
-
-def test_a_finger_does_what_a_mouse_does(show: Show) -> None:
-    explored = show(make(), width=375, has_touch=True).explored
-    explored.root.get_by_role("button", name="Compare with another run").tap()
-    explored.side("B").get_by_role("switch", name="divide").tap()
-    slider = explored.side("B").get_by_role("slider", name="k")
-    box = slider.bounding_box()
-    explored.page.touchscreen.tap(box["x"] + box["width"] * 0.66, box["y"] + box["height"] / 2)
-    assert explored.figure("backwards") == ["1", "4"]
-    widths = explored.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
-    assert widths[0] <= widths[1]
-
-
 @pytest.mark.parametrize(
     ("against", "said", "far"),
     [
@@ -236,15 +213,6 @@ def test_switching_keeps_the_end_at_the_end_and_else_the_event(show: Show) -> No
     assert count.inner_text() == "event 1 / 8"
 
 
-def test_an_output_that_stands_twice_works_twice(show: Show) -> None:
-    watched = show(make(), again=2)
-    first, second = watched.explored, Explored(watched.page, 1)
-    second.side("A").get_by_role("slider", name="k").fill("2")
-    assert second.figure("backwards") == ["4"]
-    assert first.figure("backwards") == ["1"]
-    assert watched.page.locator(".av-xframe").count() == 2
-
-
 def test_a_sandboxed_frame_is_enough(watch: Open, tmp_path: Path) -> None:
     path, inner = tmp_path / "frame.html", html.escape(make(against={"k": 2}).to_html())
     path.write_text(f'<iframe sandbox="allow-scripts" width=800 height=1200 srcdoc="{inner}"></iframe>', "utf-8")
@@ -263,36 +231,3 @@ def test_without_scripts_all_runs_can_be_read(watch: Open, tmp_path: Path) -> No
     rows = watched.page.locator(".av-words tbody tr")
     assert rows.count() == 24
     assert re.split(r"\s+", rows.nth(2).inner_text().strip()) == ["exact", "2", "yes", "2", "1", "1", "0.99"]
-
-
-def test_choices_work_under_reduced_motion_and_print(show: Show) -> None:
-    watched = show(make(against={"k": 4}), reduced_motion="reduce")
-    assert watched.page.evaluate("getComputedStyle(document.querySelector('.av-needle')).transitionDuration") == "0s"
-    watched.page.emulate_media(media="print")
-    assert not watched.explored.root.locator(".av-compare").is_visible()
-    assert watched.explored.root.locator(".av-figures").is_visible()
-
-
-def test_saved_bytes_of_two_runs_are_drawn_to_one_scale(show: Show) -> None:
-    def saving(count: int) -> Ledger:
-        row = {
-            "kind": "backward",
-            "contribution": {"w": 1.0},
-            "grad": {"w": 1.0},
-            "saved_before": count,
-            "saved_after": 0,
-        }
-        return Ledger.build([Parameter("w", (1,))], [row])
-
-    explored = show(explore(saving, count=[1000, 8000], against={"count": 8000})).explored
-    drawn(explored.page)
-    # The ink in the strip at the bottom, above its base line and right of the names.
-    inked = explored.root.locator(".av-player:visible canvas").evaluate_all(
-        """all => all.map(canvas => {
-            const ratio = canvas.width / canvas.clientWidth, tall = 26 * ratio, left = 90 * ratio;
-            const box = [left, canvas.height - tall - 2 * ratio, canvas.width - left, tall - 1.1 * ratio];
-            const { data } = canvas.getContext("2d").getImageData(...box);
-            return data.reduce((sum, byte, i) => sum + (i % 4 === 3) * byte, 0);
-        })"""
-    )
-    assert 4 < inked[1] / inked[0] < 16, "eight times as tall, give or take a pixel"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Callable
 from functools import cache
@@ -309,14 +308,3 @@ def test_without_scripts_the_loop_its_shares_and_the_report_can_be_read(watch: O
     text = watched.page.locator(".av-words").inner_text()
     for part in ("        loss = (w * x - y).square().mean()", "which add to 3.", "loss-not-divided"):
         assert part in text
-
-
-def test_a_sandboxed_frame_is_enough(watch: Open, tmp_path: Path) -> None:
-    path, inner = tmp_path / "frame.html", html.escape(made().to_html())
-    path.write_text(f'<iframe sandbox="allow-scripts" width=900 height=1400 srcdoc="{inner}"></iframe>', "utf-8")
-    watched = watch()
-    watched.page.goto(path.as_uri())
-    frame = watched.page.frame_locator("iframe")
-    frame.get_by_role("radio", name="nothing", exact=True).check()
-    expect(frame.locator(".av-said")).to_contain_text("loss-not-divided")
-    assert watched.complaints == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from io import BytesIO
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,10 @@ from matplotlib.image import imread
 from accumviz.book.explore import Explorer, explore
 from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
-from accumviz.views import style
 from accumviz.views.player import Player
 from tests.browser.frames import drawn, stopped
 from tests.conftest import ROOT
-from tests.toys import CODE, EVIL, ROWS, W, chain
+from tests.toys import CODE, ROWS, W, chain
 
 Open = Callable[..., Any]
 WALKED = Ledger.build(
@@ -134,22 +132,6 @@ def test_before_anything_has_run_the_whole_graph_is_there_to_come_and_its_root_i
     assert watched.complaints == []
 
 
-def test_a_graph_that_was_there_before_the_recording_is_not_said_to_be_yet_to_come(show: Show) -> None:
-    page = show(
-        play(WALKED, {0: chain(-16.0, before=True), 1: chain(-4.0, before=False)}), reduced_motion="reduce"
-    ).page
-    assert "Before the first event." in page.locator(".av-say").inner_text()
-    assert page.locator(".av-in-graph .av-note").inner_text() == "This graph was built before the recording began."
-    assert page.locator(".av-unborn").count() == 0
-    page.get_by_role("button", name="next event").click()
-    nodes(page)(-3)
-    assert page.locator(".av-unborn").count() == 0
-    assert "The forward has built 3 nodes; none has run backward yet" in page.locator(".av-say").inner_text()
-    page.get_by_role("button", name="next event").click()
-    nodes(page)(-3)
-    assert "The forward builds the graph: 0 of 3 nodes" in page.locator(".av-say").inner_text()
-
-
 def test_the_forward_builds_nodes_in_order_and_backward_shows_what_each_edge_multiplies_by(show: Show) -> None:
     page = show(opening(), reduced_motion="reduce").page
     page.get_by_role("button", name="next event").click()
@@ -195,24 +177,6 @@ def test_a_contribution_travels_from_its_leaf_to_its_bar_by_transform_alone(show
     assert found["ends"][1] == pytest.approx(found["bar"], abs=2)
     assert set(found["keys"]) <= {"offset", "computedOffset", "easing", "composite", "transform", "opacity"}
     mark.wait_for(state="detached")
-
-
-def test_for_readers_who_ask_nothing_is_between_two_moments(show: Show) -> None:
-    page = show(opening(), reduced_motion="reduce").page
-    page.evaluate("""() => {
-        window.animated = 0;
-        const animate = Element.prototype.animate;
-        Element.prototype.animate = function (...how) { window.animated++; return animate.apply(this, how); };
-    }""")
-    dot = ".av-mover"
-    before = page.locator(dot).bounding_box()
-    for _ in range(4):
-        page.get_by_role("button", name="next event").click()
-        drawn(page)
-    assert page.evaluate("[window.animated, document.getAnimations().length]") == [0, 0]
-    after = page.locator(dot).bounding_box()
-    assert after["x"] > before["x"] + 10, "the weight has moved"
-    assert after["y"] > before["y"] + 10, "down its curve"
 
 
 def test_playing_starts_before_the_forward_takes_twelve_seconds_at_most_and_stops_at_once(show: Show) -> None:
@@ -376,36 +340,6 @@ def test_two_runs_have_one_scrubber_aligned_panes_and_marked_lines(show: Show, m
     assert watched.complaints == []
 
 
-def test_a_link_to_a_moment_of_two_runs_brings_both_back(show: Show) -> None:
-    page = show(runs(start={"run": "accumulated"}, against={"run": "undivided"}), width=1280).page
-    page.get_by_role("slider", name="moment of both runs").fill("3")
-    drawn(page)
-    told = page.locator(".av-both .av-count").inner_text()
-    link = page.locator(".av-both").get_by_role("link", name="link to this moment").get_attribute("href")
-    address = page.url
-    page.goto("about:blank")
-    page.goto(f"{address}{link}")
-    page.locator(".av-both .av-count").wait_for()
-    drawn(page)
-    assert page.locator(".av-both .av-count").inner_text() == told == "A 2 · B 2"
-    assert page.locator(".av-kind").all_inner_texts() == ["step", "step"]
-
-
-def test_moving_one_of_two_players_moves_the_other(show: Show) -> None:
-    page = show(runs(start={"run": "accumulated"}, against={"run": "undivided"}), width=1280).page
-    page.locator(".av-slots > .av-player").nth(1).locator(".av-line", has_text="step").click()
-    drawn(page)
-    assert page.locator(".av-kind").all_inner_texts() == ["step", "step"]
-    page.locator(".av-slots > .av-player").nth(1).locator(".av-in-code .av-win").focus()
-    page.keyboard.press("ArrowLeft")
-    drawn(page)
-    assert page.locator(".av-kind").all_inner_texts() == ["backward", "backward"]
-    page.keyboard.press(" ")
-    page.locator(".av-both").get_by_role("button", name="pause").wait_for()
-    page.locator(".av-both").get_by_role("button", name="play", exact=True).wait_for()
-    assert page.locator(".av-kind").all_inner_texts() == ["zero_grad", "zero_grad"]
-
-
 def test_the_words_are_one_line_and_the_rest_is_a_press_away(show: Show) -> None:
     page = show(opening(), width=375, reduced_motion="reduce").page
     page.get_by_role("button", name="next event").click()
@@ -419,33 +353,6 @@ def test_the_words_are_one_line_and_the_rest_is_a_press_away(show: Show) -> None
     assert more.get_attribute("aria-expanded") == "true"
     assert line.bounding_box()["height"] > one
     assert line.evaluate("el => el.scrollWidth <= el.clientWidth")
-
-
-def test_lines_of_events_and_their_swatches_are_told_apart_without_colour(show: Show) -> None:
-    """Clip had the dots of a schedule; two dashes of a border so short touched: zero_grad had the line of a step."""
-    kinds = ("clip", "schedule", "unscale", "step", "zero_grad", "edit")
-    grad = {"contribution": {"w": 1.0}, "grad": {"w": 1.0}}
-    rows = [{"kind": "backward", **grad}, *({"kind": kind, "grad": {"w": 1.0}} for kind in kinds)]
-    page = show(play(Ledger.build([Parameter("w", (1,))], rows)), width=1000).page
-    page.get_by_role("button", name="play").first.hover()
-
-    def dashes(place: Any, color: str) -> list[int]:
-        """Of the column of pixels with most of this colour its runs of ink and of ground, but for the last."""
-        seen = imread(BytesIO(place.screenshot()))[..., :3]
-        wanted = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-        near = abs(seen - wanted).max(axis=2) < 0.15
-        column = near[:, near.sum(axis=0).argmax()].tolist()
-        return [len(list(run)) for _, run in groupby(column[column.index(True) :])][:-1]
-
-    lines = []
-    for kind in kinds:
-        color, expected = style.kind(kind)
-        swatch = page.locator(".av-in-time .av-key", has_text=re.compile(f"^{kind}$")).locator("i")
-        drawn_as = [dashes(page.locator(".av-in-time canvas"), color), dashes(swatch, color)]
-        lines.append(tuple(drawn_as[0][:6]))
-        for found in drawn_as if expected else []:
-            assert found[: len(expected) - 1] == list(expected[:-1]), f"{kind}: {found}"
-    assert len(set(lines)) == len(kinds), lines
 
 
 def test_every_mark_is_in_a_legend_and_the_link_says_what_it_is(show: Show) -> None:
@@ -465,22 +372,6 @@ def test_every_mark_is_in_a_legend_and_the_link_says_what_it_is(show: Show) -> N
     link = page.get_by_role("link", name="link to this moment")
     assert link.get_attribute("title") == "link to this moment"
     assert link.locator("svg").count() == 1
-
-
-def test_nothing_hostile_runs_in_the_new_places(show: Show) -> None:
-    rows = [
-        {"kind": "backward", "label": EVIL, "contribution": {EVIL: 1}, "grad": {EVIL: 1}, "weights": {EVIL: 1}},
-        {"kind": "step", "label": EVIL, "grad": {EVIL: 1}, "weights": {EVIL: 2}},
-    ]
-    ledger = Ledger.build([Parameter(EVIL, (1,), optimizers=(0,))], rows)
-    watched = show(explore({EVIL: ledger, "other": ledger}, against={"run": "other"}, loss=lambda w: w * w), width=1280)
-    page = watched.page
-    page.get_by_role("slider").first.fill("2")
-    page.get_by_role("button", name="Show one run").click()
-    drawn(page)
-    assert page.evaluate("window.ran") is None
-    assert page.locator("img").count() == 0
-    assert watched.complaints == watched.foreign == []
 
 
 # --- the front page ---------------------------------------------------------------------------------

@@ -82,13 +82,16 @@ def test_without_a_loss_there_is_the_way_from_step_to_step() -> None:
 
 @pytest.mark.parametrize("loss", [None, bowl])
 def test_what_runs_away_is_an_arrow_with_its_number_and_the_rest_stays_readable(loss: Any) -> None:
-    found = told(walked([1.0], [1.5], [1.9], [2.3], [1.8], [-900.0], [1e9]), loss)
-    inside, (left, right) = found["p"][:5], found["p"][5:]
+    right, wild = walked([1.0], [1.5], [1.9], [2.3]), walked([1.0], [1.8], [-900.0], [1e9])
+    ground = weights.field([right, wild], loss, right=[right])
+    assert ground is not None
+    inside = ground.picture(right, range(4))["p"]
     assert not any(arrow for *_, arrow in inside)
     spread = [p[1] for p in inside] if loss else [p[2] for p in inside]
     assert max(spread) - min(spread) > 20, "what stays is not squeezed into a point"
-    assert left[4] == ("← −900" if loss else "↓ −900")
-    assert right[4] == ("→ 1e9" if loss else "↑ 1e9")
+    found = ground.picture(wild, range(4))
+    arrows = [arrow for *_, arrow in found["p"]]
+    assert arrows == (["", "", "← −900", "→ 1e9"] if loss else ["", "", "↓ −900", "↑ 1e9"])
     assert found["arrow"] == "Arrow: beyond the edge."
     assert all(0 <= x <= weights.WIDTH and 0 <= y <= weights.HEIGHT for _, x, y, *_ in found["p"])
 
