@@ -5,7 +5,6 @@ Importing it sets matplotlib's defaults to the page's inks and to letters that c
 
 from __future__ import annotations
 
-import html
 import math
 import pickle
 import re
@@ -25,7 +24,8 @@ from matplotlib.text import Text
 from accumviz import arguments
 from accumviz.show import escape
 from accumviz.views.figure import INK, LINE, MUTED, PHONE, PageFigure
-from accumviz.views.graphviz import SMALL, STYLE, TITLE, graphviz
+from accumviz.views.graphviz import SMALL, STYLE, graphviz
+from accumviz.views.style import MONO
 
 __all__ = ["INK", "LINE", "MUTED", "Drawing", "ThemedFigure", "svg_from_dot"]
 
@@ -201,6 +201,17 @@ def _boxes(labels: list[Text]) -> list[Any]:
 
 # --- drawings of other tools --------------------------------------------------------------------
 
+# Shapes keep their colours; lines and free text get the page's, and text on a coloured box a dark one.
+_DRAWN = f"""
+.accumviz .av-dot .graph > polygon {{ display: none; }}
+.accumviz .av-dot [stroke="black"] {{ stroke: currentColor; }}
+.accumviz .av-dot [fill="black"], .accumviz .av-dot text {{ fill: currentColor; }}
+.accumviz .av-dot text {{ font-family: {MONO}; }}
+.accumviz .av-dot .node :is(polygon, ellipse, path):not([fill="none"]) ~ text {{ fill: #1a1a1a; }}
+"""
+# torchviz writes in 10 points.
+_LARGER = SMALL / 10
+
 
 @dataclass(frozen=True)
 class Drawing:
@@ -211,7 +222,7 @@ class Drawing:
 
     def _repr_html_(self) -> str:
         return (
-            f'<figure class="accumviz av-graph av-drawn"><style>{STYLE}</style>\n'
+            f'<figure class="accumviz av-graph av-drawn"><style>{STYLE}{_DRAWN}</style>\n'
             '<div class="av-scroll" tabindex="0" role="group" aria-label="Drawing, scrollable">'
             f"{self.svg}</div></figure>"
         )
@@ -220,11 +231,10 @@ class Drawing:
         return self.alt
 
 
-def svg_from_dot(source: Any, alt: str = "") -> Drawing:
+def svg_from_dot(source: Any, alt: str) -> Drawing:
     """Draw DOT source (text, or an object with `.source` such as torchviz's) for any theme, with no `dot`.
 
-    `alt` is the text alternative; without it, the drawing's own labels are listed.
-    Raises LayoutError without Graphviz.
+    `alt` is the text alternative. Raises LayoutError without Graphviz.
     """
     text = getattr(source, "source", source)
     if not isinstance(text, str):
@@ -234,50 +244,15 @@ def svg_from_dot(source: Any, alt: str = "") -> Drawing:
     # Graphviz knows how wide Courier is; of "monospace" it knows nothing and leaves too little room.
     text = re.sub(r'fontname="?monospace"?', "fontname=Courier", text)
     drawn = graphviz(text, "svg")
-    labels = []
-    for label in re.findall(r"<text[^>]*>([^<]*)</text>", drawn):
-        if label.strip():
-            labels.append(html.unescape(label).strip())
-    alt = alt or "Graph with the labels " + ", ".join(labels)
-    return Drawing(_themed(drawn, alt), alt)
-
-
-# Comments, titles, links, ids and the white sheet below everything.
-_DROPPED = re.compile(
-    r"<!--.*?-->|<title>.*?</title>|</?a\b[^>]*>"
-    r'| (?:id|xlink:\w+)="[^"]*"'
-    r'|<polygon fill="(?:white|#ffffff|transparent)" stroke="(?:none|transparent)"[^>]*/>\s*',
-    re.DOTALL,
-)
-_BLACK = re.compile(r'(fill|stroke)="(?:black|#000000)"')
-_NODE = re.compile(r'<g class="node">.*?</g>', re.DOTALL)
-_COLORED = re.compile(r'<(?:polygon|ellipse|path) fill="(?!none|transparent|black)')
-
-
-def _themed(drawn: str, alt: str) -> str:
-    """Keep Graphviz's shapes; give lines and free text the page's colour, text on a coloured box a dark one."""
-    start = drawn.index("<svg")
-    head, _, body = drawn[start:].partition(">")
-    body = _DROPPED.sub("", body)
-    body = _NODE.sub(_with_dark_text, body)
-    body = re.sub(r'font-family="Courier[^"]*"', 'class="av-mono"', body)
-    body = _BLACK.sub(r'\1="currentColor"', body)
-    sizes = [float(px) for px in re.findall(r'font-size="([\d.]+)', body)]
-    scaled = re.search(r"scale\(([\d.]+)", body)
-    scale = float(scaled[1]) if scaled else 1.0
-    smallest = min(sizes, default=TITLE) * scale
-    factor = max(1.0, SMALL / smallest)
-    view = re.findall(r'viewBox="([^"]*)"', head)[0]
-    *_, width, height = [float(side) * factor for side in view.split()]
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(alt)}" '
-        f'viewBox="{view}" width="{width:.0f}" height="{height:.0f}" '
-        f'style="--av-width:{width:.0f}px">{body.strip()}'
+    view = re.findall(r'viewBox="([^"]*)"', drawn)[0]
+    *_, width, height = [float(side) * _LARGER for side in view.split()]
+    body = drawn[drawn.index("<g ") :]
+    body = re.sub(
+        r"<!--.*?-->|<title>.*?</title>| id=\"[^\"]*\"", "", body, flags=re.DOTALL
     )
-
-
-def _with_dark_text(node: re.Match[str]) -> str:
-    drawn = node[0]
-    if _COLORED.search(drawn):
-        return drawn.replace("<text ", '<text style="fill:#1a1a1a" ')
-    return drawn
+    return Drawing(
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="av-dot" role="img" aria-label="{escape(alt)}" '
+        f'viewBox="{view}" width="{width:.0f}" height="{height:.0f}" '
+        f'style="--av-width:{width:.0f}px">{body.strip()}',
+        alt,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import html
 import json
 import traceback
@@ -77,8 +76,12 @@ class Explorer(Displayed):
         *,
         tabs: bool = False,
     ) -> None:
-        self.experiment, self.choices, self.runs = experiment, choices, recorded
-        self.start, self.against, self.tabs = start, against, tabs
+        self.experiment = experiment
+        self.choices = choices
+        self.runs = recorded
+        self.start = start
+        self.against = against
+        self.tabs = tabs
         ledgers = [run.ledger for run in recorded if run.ledger is not None]
         right = [run.ledger for run in recorded if run.ledger is not None and run.right]
         self._ground = weights.field(ledgers, loss, right=right)
@@ -118,13 +121,13 @@ class Explorer(Displayed):
     def content(self) -> tuple[dict[str, Any], bytes]:
         """What the page is told: each different run once, and what runs have in common once."""
         parts: dict[str, int] = {}
-        places: dict[str, int] = {}
-        different: list[dict[str, Any]] = []
-        grid, blob = [], b""
+        places: dict[tuple[str, bytes], int] = {}
+        different = []
+        grid = []
+        blob = b""
         for run in self.runs:
             page, packed = run.content(self._scale)
-            text = json.dumps(page, sort_keys=True).encode("utf-8", "replace")
-            key = hashlib.sha256(text + packed).hexdigest()
+            key = json.dumps(page, sort_keys=True), packed
             if key not in places:
                 places[key] = len(different)
                 different.append(page)
