@@ -5,49 +5,46 @@ Nothing here imports torch: what a script sets before its own `import torch` (th
 
 from __future__ import annotations
 
-import atexit
-import builtins
 import contextlib
 import ctypes
-import importlib.machinery
 import importlib.util
-import io
 import os
 import runpy
 import sys
-import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_RUNPY = runpy.run_module.__code__.co_filename
 # What `finish` is called with: the recordings, what was not recorded, and how the script ended.
 Finish = Callable[[list[Any], list[str], str], int]
 
 
 class CannotRunError(Exception):
-    """There is no such script or module."""
+    """There is no such script."""
 
 
 class Script:
     """What `python` was to run: a script, or a module (`-m`).
 
-    Raises `CannotRunError` where there is none.
+    Raises `CannotRunError` where a script cannot be read.
     """
 
     def __init__(
         self, name: str, arguments: list[str], *, module: bool = False
     ) -> None:
-        self.name, self.arguments, self.module = name, arguments, module
+        self.name = name
+        self.arguments = arguments
+        self.module = module
         self._text = b""
         # As Python itself has it in tracebacks: absolute, with what `..` it was given.
         self.path = name if os.path.isabs(name) else f"{Path.cwd()}{os.sep}{name}"
         if module:
             return
         try:
-            with io.open_code(self.path) as file:
-                self._text = file.read()
+            self._text = Path(self.path).read_bytes()
         except OSError as error:
             said = f"[Errno {error.errno}] {error.strerror}"
             raise CannotRunError(f"can't open file {self.path!r}: {said}") from None
@@ -55,41 +52,17 @@ class Script:
     def run(self) -> None:
         """Run it as `__main__`; whatever it raises comes out."""
         sys.argv[:] = [self.name, *self.arguments]
-        self._put_on_path()
-        main = types.ModuleType("__main__")
-        main.__dict__["__builtins__"] = builtins
-        if sys.version_info < (3, 14):
-            main.__annotations__ = {}
-        sys.modules["__main__"] = main
+        place = os.path.dirname(os.path.realpath(self.path))
+        if not sys.flags.safe_path:
+            sys.path[0] = str(Path.cwd()) if self.module else place
         if self.module:
-            code = self._find(main)
-        else:
-            main.__file__ = self.path
-            main.__dict__["__cached__"] = None
-            main.__loader__ = importlib.machinery.SourceFileLoader(
-                "__main__", self.path
-            )
-            # Ours is compiled with `annotations` from the future, which is no affair of the script's.
-            code = compile(self._text, self.path, "exec", dont_inherit=True)
-        exec(code, main.__dict__)  # noqa: S102 - the user asked for it
-
-    def _put_on_path(self) -> None:
-        if sys.flags.safe_path:
+            runpy.run_module(self.name, run_name="__main__", alter_sys=True)
             return
-        if self.module:
-            sys.path[0] = str(Path.cwd())
-        else:
-            sys.path[0] = os.path.dirname(os.path.realpath(self.path))
-
-    def _find(self, main: types.ModuleType) -> types.CodeType:
-        """Return a module's code, and give `__main__` its attributes."""
-        find: Any = getattr(runpy, "_get_module_details")  # noqa: B009 - there is no public way to what `-m` runs
-        _, spec, code = find(self.name, CannotRunError)
-        sys.argv[0] = code.co_filename
-        main.__file__, main.__spec__ = code.co_filename, spec
-        main.__loader__, main.__package__ = spec.loader, spec.parent
-        main.__dict__["__cached__"] = spec.cached
-        return code  # type: ignore[no-any-return]
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        main.__file__ = self.path
+        # Ours is compiled with `annotations` from the future, which is no affair of the script's.
+        code = compile(self._text, self.path, "exec", dont_inherit=True)
+        exec(code, vars(main))  # noqa: S102 - the user asked for it
 
 
 class _OnImport:
@@ -132,17 +105,15 @@ def run(script: Script, path: Path | None, finish: Finish, *, exact: int = 64) -
     try:
         script.run()
     except SystemExit as error:
-        code = session.end_with_threads(error)
+        code = session.end(error)
         if code and error.code in (None, 0, False):
             raise SystemExit(code) from None
-        raise
-    except CannotRunError:
         raise
     except BaseException:
         _end_after_traceback(session)
         raise
     else:
-        code = session.end_with_threads(None)
+        code = session.end(None)
         if code:
             raise SystemExit(code)
 
@@ -185,23 +156,6 @@ class _Session:
             print(f"accumviz: the report could not be made: {said}", file=sys.stderr)
             return 0
 
-    def end_with_threads(self, error: BaseException | None) -> int:
-        """End now; or, where threads still train, once they are done: then only the process can get a code."""
-        here = threading.current_thread()
-        others = (t for t in threading.enumerate() if t is not here and not t.daemon)
-        if next(others, None) is None:
-            return self.end(error)
-
-        def late() -> None:
-            code = self.end(error)
-            if code and getattr(error, "code", None) in (None, 0, False):
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-
-        atexit.register(late)
-        return 0
-
 
 def _ended_by(error: BaseException | None) -> str:
     """Return how a script ended, for its ledger: "exit", or what it raised."""
@@ -234,17 +188,18 @@ def _end_after_traceback(session: _Session) -> None:
 
 def _strip(error: BaseException) -> None:
     """Take what started the script, and our own frames, out of an exception's traceback."""
-    # By its names and not by its name: a console script, which called us, is a `__main__`, too.
-    script = vars(sys.modules["__main__"])
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_globals is not script:
+    while trace is not None and trace.tb_frame.f_code is not Script.run.__code__:
+        trace = trace.tb_next
+    trace = trace and trace.tb_next
+    while trace is not None and _file(trace) == _RUNPY:
         trace = trace.tb_next
     error.__traceback__ = trace
     while trace is not None:
-        while trace.tb_next is not None and _is_ours(trace.tb_next):
+        while trace.tb_next is not None and _file(trace.tb_next).startswith(_OURS):
             trace.tb_next = trace.tb_next.tb_next
         trace = trace.tb_next
 
 
-def _is_ours(trace: types.TracebackType) -> bool:
-    return trace.tb_frame.f_code.co_filename.startswith(_OURS)
+def _file(trace: types.TracebackType) -> str:
+    return trace.tb_frame.f_code.co_filename
