@@ -14,12 +14,12 @@ from torch.nn.parameter import is_lazy
 from accumviz.arguments import a
 from accumviz.recorder.callsite import variable
 from accumviz.recorder.distributed import Shard, Shards, local, units
-from accumviz.recorder.transfer import readable
 
 # The variables of so many callers are searched for an optimizer's name.
 _CALLERS = 32
-# So many wrappers are looked into for the optimizer itself; betas and such are so many numbers.
-_WRAPPED, _FEW = 4, 8
+# Betas and such are so many numbers.
+_FEW = 8
+_NUMBERS = (bool, int, float)
 _NO_SETTINGS = ("params", "param_names", "class")
 _NESTED = "`{name}` is a nested tensor, whose gradients are not recorded"
 _EXPECTED = (
@@ -54,7 +54,8 @@ def _joined(*parts: str) -> str:
 
 def _distinct(name: str, taken: Container[str]) -> str:
     """Return a name that is not taken: this one, or with a number behind it."""
-    number, distinct = 2, name
+    number = 2
+    distinct = name
     while distinct in taken:
         distinct = f"{name}#{number}"
         number += 1
@@ -95,7 +96,7 @@ class Optimizers:
             self._leaves.append(self._owned(optimizer))
             self._others.append(self._unrecorded(optimizer))
             self.settings.append(settings(optimizer))
-        self._met[id(optimizer)] = _weak(optimizer), index
+        self._met[id(optimizer)] = weakref.ref(optimizer), index
         return index
 
     def _number_of_same(self, optimizer: Any) -> int:
@@ -148,49 +149,24 @@ def called(item: Any, frame: FrameType | None) -> str:
 def settings(optimizer: Any) -> dict[str, Any]:
     """Return its class, and the plain numbers of its first group: learning rate, momentum, weight decay, betas.
 
-    Of a wrapper, those of what it wraps. A number on a device is left out: nothing waits for it.
-
     >>> w = torch.nn.Parameter(torch.zeros(1))
-    >>> found = settings(torch.optim.AdamW([w], lr=0.1))
-    >>> found["class"], found["lr"], found["betas"], found["weight_decay"]
+    >>> kept = settings(torch.optim.AdamW([w], lr=0.1))
+    >>> kept["class"], kept["lr"], kept["betas"], kept["weight_decay"]
     ('AdamW', 0.1, [0.9, 0.999], 0.01)
     """
-    for _ in range(_WRAPPED):
-        inside = getattr(optimizer, "__dict__", {}).get("optimizer")
-        if not isinstance(inside, torch.optim.Optimizer):
-            break
-        optimizer = inside
     kept: dict[str, Any] = {"class": type(optimizer).__name__}
     try:
         group = dict(optimizer.param_groups[0])
     except Exception:  # a wrapper's property may raise anything
         return kept
     for name, value in group.items():
-        if isinstance(name, str) and name not in _NO_SETTINGS:
-            plain = _plain(value)
-            if plain is not None:
-                kept[name] = plain
+        if name in _NO_SETTINGS:
+            continue
+        several = type(value) in (list, tuple)
+        numbers = list(value) if several else [value]
+        if len(numbers) <= _FEW and all(type(one) in _NUMBERS for one in numbers):
+            kept[str(name)] = numbers if several else value
     return kept
-
-
-def _plain(value: Any) -> Any:
-    """Return a number, or a few of them, as JSON has it; None for anything else."""
-    if type(value) in (bool, int, float):
-        return value
-    if type(value) in (list, tuple):
-        several = [_plain(each) for each in value]
-        return several if len(several) <= _FEW and None not in several else None
-    if not isinstance(value, torch.Tensor) or not value.is_cpu:
-        return None
-    single = value.numel() == 1 and not value.is_complex()
-    return float(value.item()) if single and readable(value) else None
-
-
-def _weak(item: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(item)
-    except TypeError:  # with slots: held, so that no other gets its id
-        return lambda: item
 
 
 def _are_one(first: Any, second: Any) -> bool:
@@ -203,10 +179,10 @@ def _are_one(first: Any, second: Any) -> bool:
 
 def _wraps(outer: Any, inner: Any) -> bool:
     inside = getattr(outer, "__dict__", {})
-    if not any(value is inner for value in inside.values()):
+    if all(value is not inner for value in inside.values()):
         return False
     owned = {id(p) for p in parameters(outer)}
-    return not owned or any(id(p) in owned for p in parameters(inner))
+    return not owned.isdisjoint(id(p) for p in parameters(inner))
 
 
 # --- what is recorded --------------------------------------------------------------------------
@@ -397,8 +373,11 @@ def _add_wholes(named: Named, module: torch.nn.Module) -> None:
         if hasattr(unit, "flat_param"):
             for i in shards:
                 named.tensors[i] = Shard(named.tensors[i], unit)  # type: ignore[call-overload]
-        ends = dict.fromkeys([named.names[shards[0]], named.names[shards[-1]]])
+        first = shards[0]
+        last = shards[-1]
+        ends = dict.fromkeys([named.names[first], named.names[last]])
+        name = " … ".join(ends)
         number = len(named.tensors)
-        named.add(f"{' … '.join(ends)} (unsharded)", whole, named.groups[shards[0]])
+        named.add(f"{name} (unsharded)", whole, named.groups[first])
         sizes = [local(named.tensors[i]).numel() for i in shards]
         named.shards.add(unit, number, shards, sizes)
