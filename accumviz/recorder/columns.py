@@ -135,13 +135,12 @@ class Sync(NamedTuple):
     """A collective that runs inside a backward: its row, and the leaves that it concerns.
 
     What it does to their `.grad` is there only when the backward is over. `pieces` are what a reduce-scatter adds to
-    them, as long as that was not read; `measured` those of which it was known.
+    them, as long as that was not read.
     """
 
     row: Row
     leaves: list[int]
     pieces: dict[int, torch.Tensor]
-    measured: Set[int] = frozenset()
 
 
 class Backward(Row):

@@ -16,7 +16,7 @@ import inspect
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -405,12 +405,6 @@ class _Replica:
         self.line = 0
         self.spent = False
 
-    def concerns(self, reached: Set[int] | None) -> bool:
-        """Return whether a backward that reached these leaves may use its all-reduce."""
-        if self.armed is None:
-            return False
-        return reached is None or not reached.isdisjoint(self.leaves)
-
     @property
     def hooked(self) -> bool:
         """Whether a comm hook reduces, which may do anything."""
@@ -480,19 +474,18 @@ class Collectives:
                     replica.spent = False
                     replica.line = self._sites.find(frame).line
 
-    def describe(self, details: dict[str, Any], reached: Set[int] | None) -> None:
-        """Say of a backward whether a forward had armed its all-reduce, and what the flag is.
-
-        `reached` are the leaves that it has met, where it is over: what replicates none of them does not count.
-        """
-        for name in ("armed", "armed_line", "no_sync", "spent"):
-            details.pop(name, None)
-        concerned = [r for r in self.replicas if r.concerns(reached)]
+    def describe(self, running: Backward) -> None:
+        """Say of a backward that is over whether a forward had armed its all-reduce, and what the flag is."""
+        details = running.details
+        reached = {*running.reached}
+        concerned = []
+        for replica in self.replicas:
+            if replica.armed is not None and not reached.isdisjoint(replica.leaves):
+                concerned.append(replica)
         if not concerned:
             return
         # One that is not armed is what the step lacks.
-        lacking = (replica for replica in concerned if not replica.armed)
-        first = next(lacking, concerned[-1])
+        first = min(concerned, key=lambda replica: bool(replica.armed))
         details["armed"] = first.armed
         details["armed_line"] = first.line
         flags = [each.module.require_backward_grad_sync for each in concerned]
@@ -604,8 +597,8 @@ class Collectives:
         pieces: dict[int, torch.Tensor] = {}
         if moving.averages:
             pieces = _pieces(shards, moving.units, output[0])
-        concerned = [*wholes, *shards]
-        self._inside(running, Sync(row, concerned, pieces, frozenset(pieces)))
+        row.unmeasured = [i for i in shards if i not in pieces]
+        self._inside(running, Sync(row, [*wholes, *shards], pieces))
 
     def _read_pieces(self, running: Backward) -> None:
         """Read what reduce-scatters of this backward brought, and let go of it."""
@@ -717,21 +710,10 @@ class Collectives:
             row.changed = sync.leaves
             row.contributed = [i for i in row.contributed if leaves.present[i]]
             leaves.read_grads(row, sync.leaves)
-            for i in row.contributed:
-                if i not in sync.measured:
-                    self._read_first(row, i, bool(present[i]))
             for i in sync.leaves:
                 present[i] = leaves.present[i]
             row.present = bytes(present)
             self._rows.finish(row)
-
-    def _read_first(self, row: Row, i: int, had: bool) -> None:
-        """Read a contribution that is known only where it is all that there is."""
-        if had:
-            row.unmeasured = [*row.unmeasured, i]
-        else:
-            grad = local(self._leaves.tensors[i].grad)
-            self._leaves.read(row, "contribution", [i], [grad.reshape(-1)])
 
     def _spend(self, running: Any) -> None:
         """Note which replicas a backward has synchronised: a forward has to arm them again."""

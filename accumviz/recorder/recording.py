@@ -348,8 +348,6 @@ class Recording:
             running.details["moved"] = True  # by a hand: after a step we look again
             if stood[1] != self._stood[1]:
                 running.details["last_moved"] = True
-        if self._collectives.replicas:
-            self._collectives.describe(running.details, None)
         storages = self._memory.before(running.nodes)
         if storages is not None:
             running.storages, running.before = storages, self._memory.total(storages)
@@ -382,7 +380,7 @@ class Recording:
         gradients.finish(running)
         self._rows.expect(running)
         if self._collectives.replicas:
-            self._collectives.describe(running.details, {*running.reached})
+            self._collectives.describe(running)
         if running.syncs:
             self._collectives.finish(running)
         if self._unmoved and self._gradients.small:
