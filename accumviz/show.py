@@ -168,10 +168,13 @@ def save_result(path: str | Path, result: Any) -> None:
 class Displayed:
     """Something a notebook shows as static, self-contained HTML, with its `repr` as the text fallback."""
 
-    def _repr_mimebundle_(
-        self, include: Any = None, exclude: Any = None
-    ) -> dict[str, str]:
-        bundle = {"text/plain": repr(self)}
+    @property
+    def words(self) -> list[str]:
+        """What is shown, in lines of text."""
+        return []
+
+    def _repr_mimebundle_(self, **_formats: Any) -> dict[str, str]:
+        bundle = {"text/plain": "\n".join([repr(self), *self.words])}
         try:
             bundle["text/html"] = self.to_html()
         except ImportError as missing:  # a view's own library is not there: the text still says everything

@@ -202,13 +202,10 @@ class Explorer(Displayed):
             f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div></details>\n"
         )
 
-    def _repr_mimebundle_(
-        self, include: Any = None, exclude: Any = None
-    ) -> dict[str, str]:
-        bundle = super()._repr_mimebundle_(include, exclude)
-        lines = [repr(self), *("  ".join(row) for row in self._rows())]
-        bundle["text/plain"] = "\n".join(lines)
-        return bundle
+    @property
+    def words(self) -> list[str]:
+        """Each run's choice and figures, in one line."""
+        return ["  ".join(row) for row in self._rows()]
 
     def __repr__(self) -> str:
         sizes = [f"{literal(name)} ({len(v)})" for name, v in self.choices.items()]

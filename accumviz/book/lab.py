@@ -248,13 +248,10 @@ class Lab(Displayed):
         task = "Repair this loop until check says healthy."
         return [task, *self._first.words_without_suggestions()]
 
-    def _repr_mimebundle_(
-        self, include: Any = None, exclude: Any = None
-    ) -> dict[str, str]:
-        bundle = super()._repr_mimebundle_(include, exclude)
-        lines = [repr(self), "", self._first.text, *self._words()]
-        bundle["text/plain"] = "\n".join(lines)
-        return bundle
+    @property
+    def words(self) -> list[str]:
+        """The loop at the start, and what check says of it."""
+        return ["", self._first.text, *self._words()]
 
     def __repr__(self) -> str:
         task = ", to be repaired" if self.task else ""

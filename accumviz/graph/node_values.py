@@ -1,27 +1,29 @@
-"""Forward values and gradients of a tiny graph, known for certain or not at all, and nothing disturbed."""
+"""Walk the nodes below a tensor: their values and gradients, known for certain or not at all, and nothing disturbed."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from accumviz.graph.graph import in_order
+from accumviz.graph.graph import Edge, in_order
 from accumviz.recorder import memory
 from accumviz.recorder.transfer import PLAIN, quietly, readable
 
 ELEMENTS_LIMIT = 64
+# Tensors by the operation that returned them.
+Results = dict[Any, torch.Tensor]
 
 # How an operation is run again: its function, and what its node saved. Without a name, its one input.
-_AGAIN: dict[str, tuple[Callable[..., torch.Tensor], tuple[str, ...]]] = {
-    "PowBackward0": (torch.pow, ("_saved_self", "_saved_exponent")),
-    "MulBackward0": (torch.mul, ("_saved_self", "_saved_other")),
-    "MeanBackward0": (torch.mean, ()),
-    "SumBackward0": (torch.sum, ()),
+_AGAIN: dict[str, list[Any]] = {
+    "PowBackward0": [torch.pow, "_saved_self", "_saved_exponent"],
+    "MulBackward0": [torch.mul, "_saved_self", "_saved_other"],
+    "MeanBackward0": [torch.mean],
+    "SumBackward0": [torch.sum],
 }
 # Elementwise operations, products, reductions, losses, and what moves elements about: deterministic, and
 # without side effects in all their versions (`PowBackward0`, `PowBackward1`).
@@ -33,6 +35,29 @@ _FORMULAS = (
     "Slice Split Unbind Cat Stack Index Gather Flip Clone Alias ToCopy"
 )
 _FORMULA = re.compile(rf"(?:{_FORMULAS.replace(' ', '|')})Backward\d+")
+
+
+class Walk:
+    """The nodes below some roots, in traversal order, with their edges and leaves."""
+
+    def __init__(self, roots: Sequence[torch.Tensor]) -> None:
+        self.roots = list(roots)
+        self.order: list[Any] = list(dict.fromkeys(root.grad_fn for root in roots))
+        self.top = tuple(range(len(self.order)))
+        self.edges: list[Edge] = []
+        self.leaves: dict[int, torch.Tensor] = {}
+        index = {fn: i for i, fn in enumerate(self.order)}
+        for source, fn in enumerate(self.order):
+            if hasattr(fn, "variable"):
+                self.leaves[source] = fn.variable
+            for target, _ in fn.next_functions:
+                if target is None:
+                    continue
+                if target not in index:
+                    index[target] = len(self.order)
+                    self.order.append(target)
+                self.edges.append(Edge(source, index[target]))
+        memory.keep_deletable(self.order, [self.order[i] for i in self.top])
 
 
 def numbers(tensor: Any) -> Any:
@@ -55,22 +80,20 @@ def _is_tiny(tensor: Any) -> bool:
     return few and readable(tensor)
 
 
-def results(
-    order: list[Any],
-    roots: list[torch.Tensor],
-    variables: Mapping[Any, torch.Tensor],
-) -> dict[Any, torch.Tensor]:
+def results(walk: Walk, variables: Mapping[Any, torch.Tensor]) -> Results:
     """Find what operations returned: in the caller's variables, in what was saved, or by one exact replay."""
-    inside = set(order)
-    tensors = {root.grad_fn: root for root in roots if root.output_nr == 0}
-    tensors |= {fn: tensor for fn, tensor in variables.items() if fn in inside}
-    for fn in order:
+    inside = set(walk.order)
+    tensors = {fn: tensor for fn, tensor in variables.items() if fn in inside}
+    for root in walk.roots:
+        if root.output_nr == 0:
+            tensors[root.grad_fn] = root
+    for fn in walk.order:
         if hasattr(fn, "variable"):
             tensors[fn] = fn.variable
         for tensor in _saved_unchanged(fn):
             if tensor.output_nr == 0 and tensor.grad_fn in inside:
                 tensors.setdefault(tensor.grad_fn, tensor)
-    for fn in reversed(order):
+    for fn in reversed(walk.order):
         if fn not in tensors and type(fn).__name__ in _AGAIN:
             again = _run_again(fn, tensors)
             if again is not None:
@@ -99,11 +122,11 @@ def _unpacks_plainly(fn: Any) -> bool:
     return all(raw is not None and raw.unpack_hook is None for raw in saved)
 
 
-def _run_again(fn: Any, tensors: Mapping[Any, torch.Tensor]) -> torch.Tensor | None:
+def _run_again(fn: Any, tensors: Results) -> torch.Tensor | None:
     """Run an operation again where everything it was run with is there, and tiny."""
     if not _unpacks_plainly(fn):
         return None
-    function, names = _AGAIN[type(fn).__name__]
+    function, *names = _AGAIN[type(fn).__name__]
     try:
         operands = [getattr(fn, name) for name in names]
         if not names:
@@ -114,14 +137,13 @@ def _run_again(fn: Any, tensors: Mapping[Any, torch.Tensor]) -> torch.Tensor | N
             if operand is None or (is_tensor and not _is_tiny(operand)):
                 return None
         with quietly():
-            return function(*operands)
+            again: torch.Tensor = function(*operands)
+            return again
     except RuntimeError:  # changed in place since
         return None
 
 
-def gradients(
-    order: list[Any], roots: list[torch.Tensor]
-) -> tuple[dict[Any, Any], str]:
+def gradients(walk: Walk) -> tuple[dict[Any, Any], str]:
     """Call each node's own formula once, roots first, and return d(roots)/d(node) by node, or a note.
 
     This is not `torch.autograd.grad`: the engine would run the user's hooks. Called are only
@@ -129,27 +151,30 @@ def gradients(
     are there: a custom Function may count its calls, an in-place change of a view may have one
     inside, a collective would wait for other ranks. A graph with any other has no gradients.
     """
-    for root in roots:
+    for root in walk.roots:
         if root.numel() != 1 or root.dtype.is_complex or not readable(root):
             only = "they are defined for a loss of one real number"
             return {}, f"gradients are left out: {only}"
-    for fn in order:
+    for fn in walk.order:
         if not hasattr(fn, "variable") and not _is_formula(fn):
             other = f"{type(fn).__name__} might run more than a formula of PyTorch's"
             return {}, f"gradients are left out: {other}"
     came: dict[Any, list[Any]] = {}
-    for fn in order:
+    for fn in walk.order:
         came[fn] = [None] * len(fn._input_metadata)
     try:
         with quietly(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for root in roots:
+            for root in walk.roots:
                 _add(came[root.grad_fn], root.output_nr, torch.ones_like(root))
-            _flow(order, came)
+            _flow(walk, came)
     except (RuntimeError, NotImplementedError, TypeError) as error:
         return {}, f"gradients are left out: {error}"
-    single = {fn: parts[0] for fn, parts in came.items() if len(parts) == 1}
-    return {fn: numbers(gradient) for fn, gradient in single.items()}, ""
+    slopes = {}
+    for fn, parts in came.items():
+        if len(parts) == 1:
+            slopes[fn] = numbers(parts[0])
+    return slopes, ""
 
 
 def _is_formula(fn: Any) -> bool:
@@ -161,16 +186,11 @@ def _is_formula(fn: Any) -> bool:
     return all(map(readable, saved))
 
 
-def _flow(order: list[Any], came: dict[Any, list[Any]]) -> None:
+def _flow(walk: Walk, came: dict[Any, list[Any]]) -> None:
     """Pass gradients on from the roots."""
-    numbered = {fn: i for i, fn in enumerate(order)}
-    edges = []
-    for fn in order:
-        for target, _ in fn.next_functions:
-            if target is not None:
-                edges.append((numbered[fn], numbered[target]))
-    for i in in_order(len(order), edges):
-        fn = order[i]
+    edges = [(edge.source, edge.target) for edge in walk.edges]
+    for i in in_order(len(walk.order), edges):
+        fn = walk.order[i]
         if hasattr(fn, "variable"):
             continue
         passed = fn(*came[fn])

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from accumviz.graph.graph import Graph
-from accumviz.graph.node_values import numbers_on_cpu, results
+from accumviz.graph.node_values import Walk, numbers_on_cpu, results
 from accumviz.graph.scopes import Scopes, sequence
-from accumviz.graph.trace import TOO_LARGE, VALUES_LIMIT, Names, Walk
+from accumviz.graph.trace import TOO_LARGE, VALUES_LIMIT, Names, graph_of
 from accumviz.recorder.callsite import CallSites
 from accumviz.recorder.columns import Backward
 
@@ -78,11 +78,11 @@ class Graphs:
         if len(walk.order) > VALUES_LIMIT:
             notes.append(TOO_LARGE)
         else:
-            tensors = results(walk.order, walk.roots, names.tensors)
+            tensors = results(walk, names.tensors)
             values = {fn: numbers_on_cpu(tensor) for fn, tensor in tensors.items()}
             if not all(root.is_cpu for root in walk.roots):
                 notes.append(_ON_A_DEVICE)
-        graph = walk.graph(names, self._scopes, values, notes=notes)
+        graph = graph_of(walk, names, self._scopes, values, notes=notes)
         thread, first = self._began
         if thread != get_ident():  # autograd numbers operations in each thread anew
             return graph

@@ -11,8 +11,8 @@ import torch
 from torch.nn import Module
 
 from accumviz import arguments
-from accumviz.graph.graph import Edge, Graph, Node, Saved
-from accumviz.graph.node_values import gradients, numbers, results
+from accumviz.graph.graph import Graph, Node, Saved
+from accumviz.graph.node_values import Walk, gradients, numbers, results
 from accumviz.graph.scopes import Scopes, submodules
 from accumviz.recorder import memory
 from accumviz.recorder.callsite import variables
@@ -67,12 +67,12 @@ def trace(*tensors: torch.Tensor, values: bool = False) -> Graph:
         if values and len(walk.order) > VALUES_LIMIT:
             notes.append(TOO_LARGE)
         elif values:
-            tensor_of = results(walk.order, walk.roots, names.tensors)
+            tensor_of = results(walk, names.tensors)
             found = {fn: numbers(tensor) for fn, tensor in tensor_of.items()}
-            slopes, note = gradients(walk.order, walk.roots)
+            slopes, note = gradients(walk)
             if note:
                 notes.append(note)
-        return walk.graph(names, Scopes(_modules(frame)), found, slopes, notes)
+        return graph_of(walk, names, Scopes(_modules(frame)), found, slopes, notes)
 
 
 def _modules(frame: FrameType) -> dict[str, Module]:
@@ -129,72 +129,50 @@ class Names:
         return self._named.get(id(tensor), "")
 
 
-class Walk:
-    """The nodes below some roots, in traversal order, with their edges and leaves."""
-
-    def __init__(self, roots: Sequence[torch.Tensor]) -> None:
-        self.roots = list(roots)
-        self.order: list[Any] = list(dict.fromkeys(root.grad_fn for root in roots))
-        self.top = tuple(range(len(self.order)))
-        self.edges: list[Edge] = []
-        self.leaves: dict[int, torch.Tensor] = {}
-        index = {fn: i for i, fn in enumerate(self.order)}
-        for source, fn in enumerate(self.order):
-            if hasattr(fn, "variable"):
-                self.leaves[source] = fn.variable
-            for target, _ in fn.next_functions:
-                if target is None:
-                    continue
-                if target not in index:
-                    index[target] = len(self.order)
-                    self.order.append(target)
-                self.edges.append(Edge(source, index[target]))
-        memory.keep_deletable(self.order, [self.order[i] for i in self.top])
-
-    def graph(
-        self,
-        names: Names,
-        scopes: Scopes,
-        values: Mapping[Any, Any] | None = None,
-        grads: Mapping[Any, Any] | None = None,
-        notes: Sequence[str] = (),
-    ) -> Graph:
-        """Put what is known of the nodes into a `Graph`."""
-        values, grads = values or {}, grads or {}
-        paths = _Paths(scopes, self.leaves)
-        storages = _Storages(self.leaves)
-        nodes = []
-        for i, fn in enumerate(self.order):
-            leaf = self.leaves.get(i)
-            saved: tuple[Saved, ...] = ()
-            alive = True
-            if leaf is not None:
-                path = paths.of(leaf)
-                name = path or names.of(leaf)
-                module = path.rpartition(".")[0]
-                shape, dtype = _described(leaf)
-            else:
-                name = names.of(names.tensors.get(fn))
-                module = paths.joined(*scopes.at(fn._sequence_nr()))
-                shape, dtype = _described(next(iter(fn._input_metadata), None))
-                saved, alive = storages.saved(fn)
-            node = Node(
-                i,
-                type(fn).__name__,
-                name,
-                module,
-                shape,
-                dtype,
-                saved,
-                alive,
-                values.get(fn),
-                grads.get(fn),
-            )
-            nodes.append(node)
-        if not all(node.alive for node in nodes):
-            notes = [_FREED]
-        edges = tuple(self.edges)
-        return Graph(tuple(nodes), edges, self.top, tuple(notes), paths.classes)
+def graph_of(
+    walk: Walk,
+    names: Names,
+    scopes: Scopes,
+    values: Mapping[Any, Any] | None = None,
+    grads: Mapping[Any, Any] | None = None,
+    notes: Sequence[str] = (),
+) -> Graph:
+    """Put what is known of the nodes into a `Graph`."""
+    values, grads = values or {}, grads or {}
+    paths = _Paths(scopes, walk.leaves)
+    storages = _Storages(walk.leaves)
+    nodes = []
+    for i, fn in enumerate(walk.order):
+        leaf = walk.leaves.get(i)
+        saved: tuple[Saved, ...] = ()
+        alive = True
+        if leaf is not None:
+            path = paths.of(leaf)
+            name = path or names.of(leaf)
+            module = path.rpartition(".")[0]
+            shape, dtype = _described(leaf)
+        else:
+            name = names.of(names.tensors.get(fn))
+            module = paths.joined(*scopes.at(fn._sequence_nr()))
+            shape, dtype = _described(next(iter(fn._input_metadata), None))
+            saved, alive = storages.saved(fn)
+        node = Node(
+            i,
+            type(fn).__name__,
+            name,
+            module,
+            shape,
+            dtype,
+            saved,
+            alive,
+            values.get(fn),
+            grads.get(fn),
+        )
+        nodes.append(node)
+    if not all(node.alive for node in nodes):
+        notes = [_FREED]
+    edges = tuple(walk.edges)
+    return Graph(tuple(nodes), edges, walk.top, tuple(notes), paths.classes)
 
 
 class _Paths:

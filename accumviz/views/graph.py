@@ -35,6 +35,8 @@ _KEYS = {
 }
 # An element of a card: its name and looks (`text.av-title`), its attributes, and its text if it has one.
 Element = list[Any]
+# A drawn edge: its source, its target, its curve and its arrowhead.
+Way = tuple[int, int, str, str]
 
 
 @dataclass
@@ -172,8 +174,10 @@ def forms(graph: Graph) -> list[Graph]:
 
 def _depths(graph: Graph) -> range:
     """Return the depths of its modules, from the innermost to the outermost."""
-    paths = [node.module for node in graph if node.kind != "accumulate"]
-    deepest = max((path.count(".") + 1 for path in paths if path), default=0)
+    deepest = 0
+    for node in graph:
+        if node.module and node.kind != "accumulate":
+            deepest = max(deepest, node.module.count(".") + 1)
     return range(deepest, 0, -1)
 
 
@@ -207,9 +211,8 @@ def _card(node: Node, is_root: bool, leaf: str) -> Card:
         if value is not None:
             numbers.append((label, _written(value)))
     full = literal(node.title)
-    return Card(
-        _clip(full), shape, list(map(literal, _rows(node))), numbers, kinds, full
-    )
+    rows = [literal(row) for row in _rows(node)]
+    return Card(_clip(full), shape, rows, numbers, kinds, full)
 
 
 def _rows(node: Node) -> list[str]:
@@ -250,25 +253,25 @@ def _written(value: Any) -> str:
 
 
 class Placed(NamedTuple):
-    """A drawing's size, the centres of its cards (x + iy), and its edges: (source, target, curve, arrowhead)."""
+    """A drawing's size, the centres of its cards (x + iy), and its edges."""
 
     width: float
     height: float
     centres: list[complex]
-    edges: list[tuple[int, int, str, str]]
+    edges: list[Way]
 
 
 def place(graph: Graph, cards: Sequence[Card]) -> Placed:
     """Let Graphviz give each card its place. Raises LayoutError without Graphviz."""
-    source = ["digraph {", "graph [nodesep=0.3, ranksep=0.3]"]
-    source.append('node [shape=box, fixedsize=true, label=""]')
+    dot = ["digraph {", "graph [nodesep=0.3, ranksep=0.3]"]
+    dot.append('node [shape=box, fixedsize=true, label=""]')
     for i, card in enumerate(cards):
         inches = f"width={card.width / 72:.3f}, height={card.height / 72:.3f}"
-        source.append(f"n{i} [{inches}]")
+        dot.append(f"n{i} [{inches}]")
     # Data flows along the arrows, from leaves to roots.
-    source += [f"n{edge.target} -> n{edge.source}" for edge in graph.edges]
-    source.append("}")
-    layout = json.loads(graphviz("\n".join(source), "json"))
+    dot += [f"n{edge.target} -> n{edge.source}" for edge in graph.edges]
+    dot.append("}")
+    layout = json.loads(graphviz("\n".join(dot), "json"))
     _, _, wide, tall = map(float, layout["bb"].split(","))
 
     def at(point: str) -> complex:
@@ -280,10 +283,11 @@ def place(graph: Graph, cards: Sequence[Card]) -> Placed:
     centres = [0j] * len(cards)
     for i, box in zip(which, boxes, strict=True):
         centres[i] = at(box["pos"])
-    edges = []
+    edges: list[Way] = []
     for edge in layout.get("edges", ()):
         curve, tip = _paths(edge["pos"].split(), at)
-        edges.append((which[edge["head"]], which[edge["tail"]], curve, tip))
+        source, target = which[edge["head"]], which[edge["tail"]]
+        edges.append((source, target, curve, tip))
     width = max(wide, 40) + 2 * _MARGIN
     height = max(tall, 20) + 2 * _MARGIN
     return Placed(width, height, centres, edges)
@@ -317,7 +321,8 @@ def _svg(graph: Graph, cards: list[Card]) -> str:
         kinds = " ".join(f"av-{kind}" for kind in card.kinds)
         corner = _xy(centre - card.half)
         parts.append(f'<g class="{kinds}" transform="translate({corner})">')
-        parts += [_tag(*one) for one in (*card.elements(), *card.numbers_drawn())]
+        for element in (*card.elements(), *card.numbers_drawn()):
+            parts.append(_tag(*element))
         parts.append("</g>")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" '
@@ -338,9 +343,6 @@ def _tag(looks: str, attributes: dict[str, Any], text: str = "") -> str:
 def _summary(graph: Graph) -> str:
     roots = ", ".join(graph.nodes[root].title for root in graph.roots)
     text = f"Autograd graph of {roots or 'no root'}: {counted(len(graph), 'node')}"
-    leaves = [node.name for node in graph if node.kind == "accumulate" and node.name]
-    if leaves:
-        text += f", from the leaves {', '.join(leaves[:6])}"
     return ". ".join([text, *graph.notes])
 
 

@@ -22,10 +22,14 @@ _TOKENS = re.compile(
 )
 
 
-def listing(
-    ledger: Ledger, events: Sequence[Event]
-) -> tuple[list[dict[str, Any]], list[int]]:
-    """Per file with events its name and lines, and each event's line: its place in all of them (-1: none).
+# What is shown of a file: its `name` and `lines`.
+Shown = dict[str, Any]
+# A line, and its number.
+Line = tuple[int, str]
+
+
+def listing(ledger: Ledger, events: Sequence[Event]) -> tuple[list[Shown], list[int]]:
+    """Return per file with events its name and lines, and each event's line: its place in all of them (-1: none).
 
     A line is its number and its parts, plain text and [kind, text] by turns; number 0 stands for
     lines left out. Without the file's text, the events' own lines are all there is.
@@ -40,19 +44,26 @@ def listing(
         if isinstance(event.line, int) and event.line > 0:
             lines = places.setdefault(str(event.file), {})
             lines.setdefault(event.line, str(event.source))
-    files: list[dict[str, Any]] = []
-    at: dict[tuple[str, int], int] = {}
+    files: list[Shown] = []
+    at = {}
     before = 0
     for file, sources in places.items():
-        text = str(ledger.sources.get(file, "")).expandtabs(4).splitlines()
-        shown = _stretches(text, sorted(sources)) if text else sorted(sources.items())
-        written: list[list[Any]] = []
+        shown = sorted(sources.items())
+        text = str(ledger.sources.get(file, ""))
+        if text:
+            shown = _stretches(text.expandtabs(4).splitlines(), sorted(sources))
+        written = []
         for n, line in shown[:_MOST]:
-            at[file, n] = before + len(written)
-            written.append([n, *parts(line[:_LONGEST])])
-        before += len(written)
+            at[file, n] = before
+            before += 1
+            pieces = parts(line[:_LONGEST])
+            written.append([n, *pieces])
         files.append({"name": file, "lines": written})
-    return files, [at.get((str(event.file), event.line), -1) for event in events]
+    places_of = []
+    for event in events:
+        place = str(event.file), event.line
+        places_of.append(at.get(place, -1))
+    return files, places_of
 
 
 def parts(line: str) -> list[Any]:
@@ -71,7 +82,7 @@ def parts(line: str) -> list[Any]:
     return [piece for piece in pieces if piece]
 
 
-def _stretches(text: list[str], lines: list[int]) -> list[tuple[int, str]]:
+def _stretches(text: list[str], lines: list[int]) -> list[Line]:
     """Return the lines around these, all of a short file or stretch; between stretches a line with the number 0."""
     near: set[int] = set()
     for line in lines:
@@ -80,7 +91,7 @@ def _stretches(text: list[str], lines: list[int]) -> list[tuple[int, str]]:
         near.update(range(len(text) + 1))
     elif lines[-1] - lines[0] <= _WHOLE:
         near.update(range(lines[0], lines[-1]))
-    shown: list[tuple[int, str]] = []
+    shown: list[Line] = []
     last = 0
     for n in sorted(near - _left_out(text)):
         if not 0 < n <= len(text):

@@ -103,13 +103,6 @@ class Player(Displayed):
         text = f'<details class="av-words" open><summary>In words</summary><p>{about}</p><ol>{items}</ol></details>\n'
         return fragment("player", self.id, text, encode(*self.content), [css], script)
 
-    def _repr_mimebundle_(
-        self, include: Any = None, exclude: Any = None
-    ) -> dict[str, str]:
-        bundle = super()._repr_mimebundle_(include, exclude)
-        bundle["text/plain"] = "\n".join([bundle["text/plain"], *self.words])
-        return bundle
-
     def __repr__(self) -> str:
         parts = [counted(len(self.ledger), "event")]
         parts.append(counted(len(self.ledger.parameters), "parameter"))
