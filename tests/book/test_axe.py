@@ -15,6 +15,7 @@ from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger, Parameter
 from tests.book import looks
+from tests.toys import run
 
 Open = Callable[..., Any]
 violations = looks.axe()
@@ -40,7 +41,7 @@ PLAYERS: dict[str, Any] = {
     "no event": play(Ledger.build([], [])),
     "weights on their curve": play(MOVED, {0: GRAPH}, loss=lambda w: w * w),
     "runs by name": explore({"one": MOVED, "other": MOVED}, loss=lambda w: w * w),
-    "two runs beside each other": explore(lambda k: (ONE, {0: GRAPH}, {"k": k}), k=[1, 2], against={"k": 2}),
+    "two runs beside each other": explore(lambda k: (run(ONE, {0: GRAPH}), {"k": k}), k=[1, 2], against={"k": 2}),
 }
 
 

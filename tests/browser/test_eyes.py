@@ -16,7 +16,7 @@ from accumviz.views.timeline import timeline
 from tests.browser.frames import drawn
 from tests.browser.test_look import weighed
 from tests.browser.test_reading import LONG
-from tests.toys import ROWS, W, chain, toy
+from tests.toys import ROWS, W, chain, run, toy
 
 Open = Callable[..., Any]
 BOXES = "els => els.map(el => el.getBoundingClientRect().toJSON())"
@@ -135,7 +135,7 @@ def tall() -> Graph:
 
 def test_panes_that_are_compared_stay_level_in_a_books_column(shown: Callable[..., Any]) -> None:
     """Each run was narrow enough there to be taken for one on a phone, and a graph forgot the height it was given."""
-    runs = {"a": (toy(), {0: chain()}), "b": (toy(), {0: tall()})}
+    runs = {"a": run(toy(), {0: chain()}), "b": run(toy(), {0: tall()})}
     page = shown(explore(runs, against={"run": "b"}), width=1040)
     drawn(page)
     for key in ("", "ArrowRight"):

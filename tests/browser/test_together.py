@@ -12,7 +12,7 @@ from accumviz.book.explore import explore
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger
 from tests.browser.frames import drawn
-from tests.toys import ROWS, W, chain, toy
+from tests.toys import ROWS, W, chain, run, toy
 
 Open = Callable[..., Any]
 BOXES = "els => els.map(el => el.getBoundingClientRect().toJSON())"
@@ -69,7 +69,7 @@ def wide() -> Graph:
 @pytest.mark.parametrize("width", [375, 1280])
 def test_graphs_that_are_compared_are_seen_whole_and_to_one_scale(show: Callable[..., Any], width: int) -> None:
     """One was cut at both edges of a phone, and beside it the other one was larger for having room."""
-    runs = {"a": (toy(), {0: chain()}), "b": (toy(), {0: wide()})}
+    runs = {"a": run(toy(), {0: chain()}), "b": run(toy(), {0: wide()})}
     page = show(explore(runs, against={"run": "b"}), width=width)
     boxes = page.locator(".av-in-graph .av-win")
     assert boxes.evaluate_all("all => all.every(box => box.scrollWidth <= box.clientWidth)")
@@ -87,13 +87,13 @@ def test_lines_that_differ_in_whether_they_run_are_told_from_those_that_are_not_
     code = "if together:\n    both.backward()\nelse:\n    loss.backward()\n    loss.backward()\noptimizer.step()\n"
     loops = {"a": (code, 2), "b": (code, 5), "c": (code.replace("loss", "part"), 4)}
 
-    def run(name: str) -> Ledger:
+    def loop(name: str) -> Ledger:
         text, line = loops[name]
         rows = [{**ROWS[0], "line": line}, {**ROWS[2], "line": 6}]
         return Ledger.build([W], rows, sources={"a.py": text})
 
     def told(other: str) -> tuple[list[str], str]:
-        page = show(explore(run, name=["a", "b", "c"], against={"name": other}))
+        page = show(explore(loop, name=["a", "b", "c"], against={"name": other}))
         pane = page.locator(".av-in-code").first
         marked = pane.locator(".av-differs .av-no").all_inner_texts()
         return marked, pane.locator(".av-note").inner_text()
