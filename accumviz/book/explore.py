@@ -122,7 +122,7 @@ class Explorer(Displayed):
         """What the page is told: each different run once, and what runs have in common once."""
         parts: dict[str, int] = {}
         places: dict[tuple[str, bytes], int] = {}
-        different = []
+        different: list[dict[str, Any]] = []
         grid = []
         blob = b""
         for run in self.runs:

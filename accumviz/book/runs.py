@@ -37,20 +37,20 @@ def figures(ledger: Ledger) -> list[tuple[str, str]]:
     """
     steps = _steps(ledger)
     backwards = ledger.of("backward")
-    shown = {
-        "backwards": f"{len(backwards):,}",
-        "steps": f"{len(steps):,}",
-    }
-    saved = -1.0
-    for event in ledger:
-        saved = _most([saved, event.saved_before, event.saved_after])
+    shown = [
+        ("backwards", f"{len(backwards):,}"),
+        ("steps", f"{len(steps):,}"),
+    ]
+    saved = _most(event.saved_before for event in ledger)
     if saved >= 0:
-        shown["saved by one graph, at most"] = style.size(saved)
+        shown.append(("saved by one graph, at most", style.size(saved)))
     if ledger.parameters and steps:
-        shown["gradient of the last step"] = _gradient(ledger, steps[-1])
+        last = _gradient(ledger, steps[-1])
+        shown.append(("gradient of the last step", last))
     elif ledger.parameters and len(ledger):
-        shown["gradient at the end"] = _gradient(ledger, ledger[-1])
-    return list(shown.items())
+        last = _gradient(ledger, ledger[-1])
+        shown.append(("gradient at the end", last))
+    return shown
 
 
 def _steps(ledger: Ledger) -> list[Event]:
