@@ -334,6 +334,14 @@ def test_optimizers_are_counted_over_all_ranks_and_bytes_are_one_ranks_own() -> 
     assert np.isnan(merged[0].allocated)
 
 
+@pytest.mark.parametrize(
+    ("ends", "said"), [(("closed", "closed"), "closed"), (("closed", "no"), {"0": "closed", "1": "no"})]
+)
+def test_how_ranks_ended_is_said_once_where_they_ended_alike(ends: tuple[str, str], said: Any) -> None:
+    ranks = [Ledger.build([W], [], meta={"rank": rank, "ended": end}) for rank, end in enumerate(ends)]
+    assert Ledger.merge(ranks).meta["ended"] == said
+
+
 def test_collectives_that_do_not_fit_together_stay_apart() -> None:
     merged = Ledger.merge([of_rank(0, [reduces(1, parameters=["w"])]), of_rank(1, [reduces(1, parameters=["b"])])])
     assert [(e.kind, e.rank) for e in merged] == [("sync", 0), ("sync", 1)]
