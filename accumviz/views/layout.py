@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from accumviz.ledger.ledger import Ledger
+from accumviz.show import encoded
 from accumviz.views import style, words
-from accumviz.views.parts import Gradient, Part, present
+from accumviz.views.parts import (
+    Gradient,
+    Part,
+    present,
+    segments,
+    together,
+    totals,
+)
 
 # Up to so many parameters are drawn as lanes; on a page, of up to so many events, which are as many as have room.
 MOST_LANES, _MOST_EVENTS = 8, 96
@@ -122,42 +133,69 @@ def _bar(parts: list[Part], grad: float, *, signed: bool) -> Bar:
     return Bar("whole", grad, tuple(parts), tuple(lengths))
 
 
-def page_lanes(
-    ledger: Ledger, events: Sequence[int]
-) -> tuple[int, dict[str, list[Any]]]:
-    """Return how tall a page's lanes are, in pixels, and the bars of each; 0 and none where it draws a heat map.
+class PageBars:
+    """The bars of `.grad` as a page has them: row by row, each row's events, and each event's parts.
 
-    A lane is four columns, which compress well, and which runs share: `n`, of each bar how many
-    parts it has (-1: there is no `.grad`, -2: a number is not finite); of each part its `age`, how many
-    events ago it was added (-1: not recorded), its length `by`, and the digit of its `look` in
-    `LOOKS`. Parts stand on each other, as here.
+    They are columns, which compress well, and which runs share: `n`, of each bar how many parts it has;
+    of each part its `age`, how many events ago it was added (-1: not recorded), what it is `by` the norm of what was
+    added (of what was not recorded, how much it is), and the digit of its `look` in `LOOKS`.
     """
-    count = len(ledger.parameters)
-    if not 0 < count <= MOST_LANES or not 0 < len(events) <= _MOST_EVENTS:
-        return 0, {}
-    lanes = lay_out(ledger, range(count), events)
-    tall = 84 if count == 1 else 60
-    if any(min(-one.low, one.high) > 0.1 * max(-one.low, one.high) for one in lanes):
-        tall = max(min(240 // count, 160), 60)
-    columns = zip(*(_page_lane(lane) for lane in lanes), strict=True)
-    names = ("n", "age", "by", "look")
-    return tall, {
-        name: list(column) for name, column in zip(names, columns, strict=True)
-    }
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        events = range(len(ledger))
+        self.stacks = [
+            segments(ledger, p, events) for p in range(len(ledger.parameters))
+        ]
+        self.columns: dict[str, list[Any]] = {"n": [], "age": [], "by": [], "look": []}
+
+    def add(
+        self, members: range, norms: np.ndarray, grads: np.ndarray
+    ) -> tuple[float, float]:
+        """Add a row of parameters with what it was added and what it had, and return how far its bars reach."""
+        stacks = self.stacks[members.start]
+        signed = len(members) == 1 and words.is_signed(self.ledger, members.start)
+        if len(members) > 1:
+            stacks = []
+            for e in range(len(self.ledger)):
+                every = [self.stacks[p][e] for p in members]
+                stacks.append(together(list(itertools.chain(*every))))
+        if signed:
+            grads = totals(self.ledger, members.start)
+        ages, amounts, looks = [], [], ""
+        reaches = []
+        for e, parts in enumerate(stacks):
+            reaches.append(_bar(parts, float(grads[e]), signed=signed).reach)
+            for part in parts:
+                ages.append(-1 if part.born < 0 else e - part.born)
+                norm = 1.0 if part.born < 0 else float(norms[part.born])
+                amounts.append(_factor(part.amount, norm))
+                looks += str(LOOKS.index(part.look))
+        row = [len(parts) for parts in stacks], ages, amounts, looks
+        for column, cells in zip(self.columns.values(), row, strict=True):
+            column.append(cells)
+        lows, highs = zip(*reaches, strict=True)
+        return min(lows), max(highs)
 
 
-def _page_lane(lane: Lane) -> tuple[list[int], list[int], list[float], str]:
-    counts: list[int] = []
-    ages: list[int] = []
-    lengths: list[float] = []
-    looks = ""
-    for event, bar in enumerate(lane.bars):
-        counts.append({"none": -1, "broken": -2}.get(bar.state, len(bar.parts)))
-        for part, _, length in bar.pieces():
-            ages.append(-1 if part.born < 0 else event - part.born)
-            lengths.append(float(f"{length:.3g}"))
-            looks += str(LOOKS.index(part.look))
-    return counts, ages, lengths, looks
+def _factor(amount: float, norm: float) -> float | str:
+    """Return what an amount is by a norm, to six digits."""
+    factor = amount / norm if norm else 1.0
+    return encoded(float(f"{factor:.6g}"))
+
+
+def lane_height(reaches: Sequence[tuple[float, float]], events: int) -> int:
+    """Return how tall a page's lanes are, in pixels; 0 where it draws a heat map instead.
+
+    >>> lane_height([(0, 1)], 3), lane_height([(-1, 1)], 3), lane_height([(0, 1)], 200)
+    (84, 160, 0)
+    """
+    count = len(reaches)
+    if not 0 < count <= MOST_LANES or not 0 < events <= _MOST_EVENTS:
+        return 0
+    if any(min(-low, high) > 0.1 * max(-low, high) for low, high in reaches):
+        return max(min(240 // count, 160), 60)
+    return 84 if count == 1 else 60
 
 
 def part_keys(

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from accumviz.ledger.flow import SAME, SAME_IN_HALF
-from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Ledger
+from accumviz.ledger.ledger import PRESENT, Ledger
 from accumviz.views import words
-
-# Digits of a factor in a page.
-_DIGITS = 6
 
 
 class Part(NamedTuple):
@@ -102,114 +99,19 @@ def totals(ledger: Ledger, p: int) -> np.ndarray:
     return ledger.grad[:, p].astype(float)
 
 
-def _reach(stacks: list[list[float]], grads: np.ndarray) -> tuple[float, float]:
-    """Return how far bars and totals reach below and above zero."""
-    reached = [0.0, *grads[np.isfinite(grads)].tolist()]
-    for stack in stacks:
-        amounts = np.array(stack)
-        finite = amounts[np.isfinite(amounts)]
-        reached.append(float(finite[finite < 0].sum()))
-        reached.append(float(finite[finite > 0].sum()))
-    return min(reached), max(reached)
+def together(parts: list[Part]) -> list[Part]:
+    """Put the parts of several parameters together, backward by backward: norms of what one of them added.
 
-
-# --- what a page carries --------------------------------------------------------------------------
-
-# Runs count events from the last contribution in them, so that windows of one form are equal, and compress to nothing.
-_NEVER, _HANDED_ON = 0, -1
-
-
-def of_signed(
-    ledger: Ledger, parameter: int, chosen: np.ndarray
-) -> tuple[tuple[float, float], list[int]]:
-    """Return how far the bars of a signed parameter reach, and after which of the `chosen` events a part is unseen.
-
-    The latter are ranges: where one begins, where it ends, and so on.
+    >>> together([Part(0, 3.0, "live"), Part(0, -4.0, "used")])
+    [Part(born=0, amount=5.0, look='used')]
     """
-    gradient = Gradient(ledger, parameter)
-    stacks = [gradient.parts(e) for e in chosen.tolist()]
-    amounts = []
-    unseen = []
-    for stack in stacks:
-        amounts.append([part.amount for part in stack])
-        unseen.append(int(bool(stack) and stack[0].born < 0))
-    changes = np.diff(unseen, prepend=0, append=0)
-    edges = np.flatnonzero(changes).tolist()
-    return _reach(amounts, gradient.grad[chosen]), edges
-
-
-def lifetimes(
-    ledger: Ledger,
-    chosen: np.ndarray,
-    added: np.ndarray,
-    rows: Sequence[tuple[int, int]],
-) -> tuple[list[dict[str, Any]], list[int]]:
-    """Return for each row when its contributions are erased and first consumed, and what scales them.
-
-    `added` holds rows × `chosen` events, below 0 where there is no contribution; a row is a range of
-    parameters, and what several of them receive is erased with the last and consumed with the first of it.
-    They are distinct lifetimes, and which of them each row has: `runs` are three numbers each, how many
-    contributions share a fate, and how many of the chosen events after the last of them they are erased and
-    consumed (0: never; consumed -1: never, but handed on by a collective). `by` are the factors of `.grad`:
-    the place of the event, the factor (null: unknown), and what an average makes of those not averaged before.
-    """
-    distinct: list[dict[str, Any]] = []
-    places: dict[str, int] = {}
-    which = []
-    for row, (start, stop) in enumerate(rows):
-        born = np.flatnonzero(~(added[row] < 0))
-        members = slice(start, stop)
-        one = {
-            "runs": _runs(ledger, chosen, born, members),
-            "by": _factors(ledger, chosen, members),
-        }
-        key = repr(one)
-        if key not in places:
-            places[key] = len(distinct)
-            distinct.append(one)
-        which.append(places[key])
-    return distinct, which
-
-
-def _runs(
-    ledger: Ledger, chosen: np.ndarray, born: np.ndarray, members: slice
-) -> list[int]:
-    if not born.size:
-        return []
-    never = len(chosen)
-    events = chosen[born]
-    contributed = ledger.state[events, members] & CONTRIBUTED > 0
-    erased, consumed, steps = (array[events, members] for array in ledger.outcomes)
-    ends = np.where(erased < 0, never, np.searchsorted(chosen, erased))
-    ends = np.where(contributed, ends, -1).max(axis=1)
-    uses = np.where(consumed < 0, never, np.searchsorted(chosen, consumed))
-    uses = np.where(contributed, uses, never).min(axis=1)
-    handed_on = np.zeros(born.size, bool)
-    if erased.shape[1] == 1:
-        by_sync = ledger.columns.where("kind", "sync")[erased[:, 0]]
-        handed_on = by_sync & (erased[:, 0] >= 0) & (steps[:, 0] == 0)
-    fates = np.stack([ends, uses, handed_on])
-    changes = (np.diff(fates) != 0).any(axis=0)
-    last = np.append(np.flatnonzero(changes), born.size - 1)
-    count = np.diff(last, prepend=-1)
-    gone = np.where(ends == never, _NEVER, ends - born)[last]
-    used = np.where(uses == never, _NEVER, uses - born)[last]
-    used[handed_on[last]] = _HANDED_ON
-    runs: list[int] = np.stack([count, gone, used], 1).ravel().tolist()
-    return runs
-
-
-def _factors(ledger: Ledger, chosen: np.ndarray, members: slice) -> list[list[Any]]:
-    scaling = ledger.flow.scaling
-    changed = scaling.changed[:, members]
-    factors = []
-    for at in np.flatnonzero(changed.any(axis=1)).tolist():
-        factor = None
-        ranks = float(scaling.ranks[at])
-        if changed[at].all() and not scaling.reason[at]:
-            factor = float(f"{scaling.factor[at]:.{_DIGITS}g}")
-        if factor != 1 or ranks:
-            place = int(np.searchsorted(chosen, scaling.events[at]))
-            mean = [1 / ranks] if ranks else []
-            factors.append([place, factor, *mean])
-    return factors
+    squares: dict[int, float] = {}
+    looks: dict[int, str] = {}
+    for part in parts:
+        squares[part.born] = squares.get(part.born, 0.0) + part.amount**2
+        if part.look == "used" or part.born not in looks:
+            looks[part.born] = part.look
+    norms = []
+    for born in sorted(squares):
+        norms.append(Part(born, math.sqrt(squares[born]), looks[born]))
+    return norms

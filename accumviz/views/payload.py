@@ -14,16 +14,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger
-from accumviz.show import counted, encoded, literal
+from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
+from accumviz.show import encoded, literal
 from accumviz.views import shares, style, words
-from accumviz.views.heat import BROKEN, PRESENT_ONLY, heat
-from accumviz.views.layout import LOOKS, one_scale, page_lanes, part_keys
+from accumviz.views.heat import heat
+from accumviz.views.layout import LOOKS, PageBars, lane_height, one_scale, part_keys
 from accumviz.views.listing import listing
-from accumviz.views.parts import lifetimes, of_signed
 
 # What is shown at once; beyond, events are thinned, and a note says so.
 MOST_EVENTS, MOST_CELLS = 10_000, 2_000_000
+# Parts of `.grad` are shown of so many rows × events: more would take long to split, and weigh.
+_MOST_BARS = 8000
 # So many segments of bars of shares stand on a page; of more, whole steps are left out.
 _MOST_SEGMENTS = 2000
 # Numbers stand in the page as they are up to here; beyond, they are packed and rounded.
@@ -77,8 +78,7 @@ def ledger_data(
         inks.append([names(label), color, style.ink_on(color)])
     files, lines = listing(ledger, events)
     columns, rows = _rows(ledger, chosen)
-    flow = _add_flow(ledger, chosen, columns["c"], rows)
-    tall, lanes = page_lanes(ledger, chosen.tolist())
+    lanes = _add_bars(ledger, rows, columns)
     happened = {
         "k": [kinds(str(event.kind)) for event in events],
         "u": [heads(_heading(event)) for event in events],
@@ -88,24 +88,27 @@ def ledger_data(
     if len(chosen) < len(ledger):
         happened["i"] = chosen.tolist()
     everywhere = (ledger.state & PRESENT).all()
+    reaches = [row["r"] for row in rows[: len(ledger.parameters)]]
+    scales = one_scale((row["n"], row["r"]) for row in rows)
+    for row in rows:
+        row["r"] = plain(scales[words.on_any_rank(row["n"])])
     data: dict[str, Any] = {
-        "note": f"{note} {_unmeasured(events)}".strip(),
+        "note": note,
         "before": words.before(),
         "kinds": [[kind, *style.kind(kind)] for kind in kinds.values],
         "colors": inks,
-        "keys": _keys(ledger, events, lanes),
+        "keys": _keys(ledger, events, lanes.get("look", [])),
         "none": "" if everywhere else "∅:\u00a0.grad\u00a0is\u00a0None.",
         "e": happened,
         "heads": heads.values,
         "count": len(ledger.parameters),
         "p": rows,
-        "flow": flow,
-        "cut": _cut([row["n"] for row in rows]),
         "code": files,
         "x": _exact(ledger, chosen),
         "digits": 4 if columns["c"].size <= _PLAIN_CELLS else 3,
-        "lane": tall,
+        "lane": lane_height(reaches, len(chosen)) if lanes else 0,
         "lanes": lanes,
+        "unseen": "other ranks" if ledger.of("sync") else "not recorded",
     }
     weighed = _shares(ledger, chosen, names, colors)
     if weighed:
@@ -193,46 +196,18 @@ class _Numbered:
 def thin(ledger: Ledger) -> tuple[np.ndarray, str]:
     """Return the events to show, and a sentence that says which were left out (empty: none).
 
-    Whole accumulation windows are kept, so that what is live in `.grad` stays explained.
+    Whole accumulation windows are kept.
     """
     most = max(min(MOST_EVENTS, MOST_CELLS // max(len(ledger.parameters), 1)), 2)
     if len(ledger) <= most:
         return np.arange(len(ledger)), ""
-    starts = _window_starts(ledger)
-    sizes = np.diff(np.append(starts, len(ledger)))
-    shown = f"of {len(ledger):,} events are shown"
-    if sizes.max() * 4 > most:  # no windows to keep whole
-        chosen = np.unique(np.linspace(0, len(ledger) - 1, most).astype(int))
-        return chosen, f"{len(chosen):,} {shown}, evenly spaced."
-    window = np.repeat(np.arange(len(starts)), sizes)
-    odd = np.unique(window[_odd(ledger)])
-    extra = odd[np.cumsum(sizes[odd]) <= most // 4]
-    room = most - sizes[extra].sum() - 2 * sizes.max()
-    every = math.ceil(sizes.sum() / max(room, 1))
-    even = np.append(np.arange(0, len(starts), every), len(starts) - 1)
-    chosen = np.flatnonzero(np.isin(window, np.union1d(even, extra)))
-    note = f"{len(chosen):,} {shown}: one accumulation window of {every}"
-    if extra.size:
-        some = "all" if extra.size == odd.size else "the first"
-        what = "with a number that is not finite, a skipped step or an edit"
-        note += f", and {some} {what}"
-    return chosen, f"{note}."
-
-
-def _window_starts(ledger: Ledger) -> np.ndarray:
-    """Return where accumulation windows begin: at backwards after something else, and at the first event."""
-    opens = np.array([e.kind == "backward" and not e.within for e in ledger.events])
+    opens = np.array([event.kind == "backward" for event in ledger.events])
     opens[1:] &= ~opens[:-1]
-    opens[0] = True
-    return np.flatnonzero(opens)
-
-
-def _odd(ledger: Ledger) -> np.ndarray:
-    """Return which events have something out of the ordinary: a number that is not finite, a skipped step, an edit."""
-    added = np.where(ledger.state & CONTRIBUTED, ledger.contribution, 0)
-    said = [event.skipped or event.kind == "edit" for event in ledger.events]
-    odd: np.ndarray = np.array(said, bool) | ~np.isfinite(added).all(axis=1)
-    return odd
+    windows = opens.cumsum() - opens[0]
+    every = math.ceil(len(ledger) / most)
+    chosen = np.flatnonzero(windows % every == 0)[:most]
+    shown = f"{len(chosen):,} of {len(ledger):,} events are shown"
+    return chosen, f"{shown}, of one accumulation window in {every}."
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -271,27 +246,16 @@ def _is_retained(event: Event) -> bool:
     return bool(details.get("retain_graph") or details.get("create_graph"))
 
 
-def _unmeasured(events: Sequence[Event]) -> str:
-    """Say which bars of saved bytes are missing because nothing was measured.
-
-    >>> _unmeasured([Event(0, "backward", saved_before=8.0, saved_after=0.0), Event(1, "backward")])
-    'Saved tensors were measured at 1 of 2 backwards.'
-    """
-    known = [not math.isnan(e.saved_before) for e in events if e.kind == "backward"]
-    if all(known) or not any(known):
-        return ""
-    of = counted(len(known), "backward")
-    return f"Saved tensors were measured at {sum(known):,} of {of}."
-
-
 # --- legends --------------------------------------------------------------------------------------
 
 
 def _keys(
-    ledger: Ledger, events: Sequence[Event], lanes: dict[str, list[Any]]
+    ledger: Ledger, events: Sequence[Event], digits: list[str]
 ) -> list[list[str]]:
     """Return the legend, of what there is: what it says, the look of its swatch, its colour."""
-    looks = _looks(ledger, lanes)
+    looks = {LOOKS[int(digit)] for digit in "".join(digits)}
+    if not digits and (ledger.state & CONTRIBUTED).any():
+        looks.add("new")
     keys = []
     for text, look, color in part_keys(ledger, looks, _PARTS, _MUTED):
         # A canvas has no hatching.
@@ -311,32 +275,17 @@ def _keys(
     return keys
 
 
-def _looks(ledger: Ledger, lanes: dict[str, list[Any]]) -> set[str]:
-    """Return the looks of the parts that are drawn; a heat map has contributions only."""
-    if not lanes:
-        return {"new"} if (ledger.state & CONTRIBUTED).any() else set()
-    return {LOOKS[int(digit)] for digits in lanes["look"] for digit in digits}
+def _marks(events: int, pixels: int) -> str:
+    """Say what a heat map's colours mean, and how many events a pixel shows.
 
-
-def _marks(pixels: np.ndarray, events: int) -> str:
-    """Say what a heat map's colours mean, of those that it has, and how many events a pixel shows.
-
-    >>> _marks(np.array([[0, 3, 9]]), 3), _marks(np.array([[1, 2]]), 2)
-    ('Stronger: a larger contribution.', 'Grey: .grad without one; ink: not finite.')
-    >>> _marks(np.array([[3, 3]]), 5)
-    'Stronger: a larger contribution. A pixel shows the largest of 3 events.'
+    >>> _marks(6, 3)
+    'Stronger: a larger contribution. Grey: .grad without one; ink: not finite. A pixel shows the largest of 2 events.'
     """
-    marks = []
-    if (pixels > BROKEN).any():
-        marks.append("stronger: a larger contribution")
-    if (pixels == PRESENT_ONLY).any():
-        marks.append("grey: .grad without one")
-    if (pixels == BROKEN).any():
-        marks.append("ink: not finite")
-    text = "; ".join(marks)
-    coarse = math.ceil(events / pixels.shape[1])
-    more = f" A pixel shows the largest of {coarse} events." if coarse > 1 else ""
-    return f"{text[:1].upper()}{text[1:]}.{more}" if text else ""
+    text = "Stronger: a larger contribution. Grey: .grad without one; ink: not finite."
+    coarse = math.ceil(events / pixels)
+    return (
+        f"{text} A pixel shows the largest of {coarse} events." if coarse > 1 else text
+    )
 
 
 # --- shares ---------------------------------------------------------------------------------------
@@ -426,14 +375,13 @@ def _rows(
 ) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
     """Return the columns of the page, row after row: each parameter's and, of many, each group's norms; -1 for None.
 
-    A row is described by its name `n`, shape `d`, reach `r` of its bars and, if it is a group,
-    the range of parameters `in` it; `z` says where a part of `.grad` is unseen, `o` where ranks first
-    average it, `u` that what its `.grad` was before the first event is unknown.
+    A row is described by its name `n`, short name `s`, shape `d`, reach `r` of its bars and, if it is a group,
+    the range of parameters `in` it; `u` says that what its `.grad` was before the first event is unknown.
     """
     state = ledger.state[chosen]
     added = np.where(state & CONTRIBUTED, ledger.contribution[chosen], -1.0).T
     grads = np.where(state & PRESENT, ledger.grad[chosen], -1.0).T
-    rows = [_parameter(ledger, p, chosen) for p in range(len(ledger.parameters))]
+    rows = [_parameter(parameter) for parameter in ledger.parameters]
     if len(rows) > _UNGROUPED:
         groups = words.group_rows([row["n"] for row in rows])
         for name, start, stop in groups:
@@ -442,31 +390,15 @@ def _rows(
         grads = np.concatenate([grads, _group_norms(grads, groups)])
     for row, first, grad in zip(rows, added, grads, strict=True):
         highest = grad[np.isfinite(grad)].max(initial=0.0)
-        row.setdefault("r", (0.0, float(highest)))
+        row["r"] = 0.0, float(highest)
         if len(chosen) and not _begins(ledger.events[0], first[0], grad[0]):
             row["u"] = 1
-    scales = one_scale((row["n"], row["r"]) for row in rows)
-    for row in rows:
-        row["r"] = plain(scales[words.on_any_rank(row["n"])])
     return {"c": added.ravel(), "g": grads.ravel()}, rows
 
 
-def _parameter(ledger: Ledger, p: int, chosen: np.ndarray) -> dict[str, Any]:
-    parameter = ledger.parameters[p]
-    row: dict[str, Any] = {
-        "n": literal(parameter.name),
-        "s": words.shorten(parameter.name, 40),
-        "d": list(parameter.shape),
-    }
-    if words.is_signed(ledger, p):
-        reach, unseen = of_signed(ledger, p, chosen)
-        row["r"] = reach
-        if unseen:
-            row["z"] = unseen
-    averages = ledger.flow.averages(p)
-    if averages.size:
-        row["o"] = int(np.searchsorted(chosen, averages[0]))
-    return row
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    name = literal(parameter.name)
+    return {"n": name, "s": words.shorten(name, 40), "d": list(parameter.shape)}
 
 
 def _group_norms(column: np.ndarray, groups: Sequence[words.Group]) -> list[np.ndarray]:
@@ -491,25 +423,23 @@ def _begins(first: Event, added: float, grad: float) -> bool:
     return bool(grad < 0) or math.isclose(grad, added, rel_tol=1e-3)
 
 
-def _add_flow(
-    ledger: Ledger, chosen: np.ndarray, added: np.ndarray, rows: list[dict[str, Any]]
-) -> list[Any]:
-    """Return what became of contributions, once each; rows that share it name its place as `f`."""
-    members = [tuple(row.get("in", (p, p + 1))) for p, row in enumerate(rows)]
-    norms = added.reshape(len(rows), len(chosen))
-    flow, places = lifetimes(ledger, chosen, norms, members)
-    for row, place in zip(rows, places, strict=True):
-        row["f"] = place
-    return flow
-
-
-def _cut(names: Sequence[str]) -> int:
-    """Return how many characters all names begin with, up to the last dot but one: they tell nothing apart."""
-    parts = [name.split(".") for name in names]
-    shared = 0
-    while len(names) > 1 and len({tuple(part[: shared + 1]) for part in parts}) == 1:
-        shared += 1
-    return sum(len(part) + 1 for part in parts[0][: shared - 1]) if shared > 1 else 0
+def _add_bars(
+    ledger: Ledger, rows: list[dict[str, Any]], columns: dict[str, np.ndarray]
+) -> dict[str, list[Any]]:
+    """Return the bars of small ledgers, and add how far they reach, and what events erased unused, to the rows."""
+    cells = columns["c"].size
+    if not 0 < cells <= _MOST_BARS or cells != len(rows) * len(ledger):
+        return {}
+    bars = PageBars(ledger)
+    norms, grads = (column.reshape(len(rows), -1) for column in columns.values())
+    for p, row in enumerate(rows):
+        members = range(*row.get("in", (p, p + 1)))
+        row["r"] = bars.add(members, norms[p], grads[p])
+    places = {parameter.name: p for p, parameter in enumerate(ledger.parameters)}
+    for e in range(len(ledger)):
+        for name, births in ledger.unconsumed(e).items():
+            rows[places[name]].setdefault("lost", {})[e] = births
+    return bars.columns
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -537,7 +467,7 @@ def _add_numbers(
     if not events or not ledger.parameters:
         return blob
     pixels = _pixels(ledger, events, columns, levels)
-    heat_map = {"w": pixels.shape[1], "told": _marks(pixels, len(events))}
+    heat_map = {"w": pixels.shape[1], "told": _marks(len(events), pixels.shape[1])}
     if blob:
         data["heat"] = heat_map | {"at": len(blob)}
         return blob + pixels.tobytes()

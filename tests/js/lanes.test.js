@@ -15,9 +15,9 @@ function ledger(part) {
     colors: [[0, "#0072B2", "#fff"]],
     e: { k: [0, 0, 0, 0, 1, 2], h: kinds, l: kinds.map(() => 0), c: [], skipped: [], retained: [] },
     count: 1,
-    p: [{ n: "w", s: "w", d: [1], r: [Math.min(0, 4 * part), Math.max(0, 4 * part)], f: 0 }],
-    flow: [{ runs: [4, 2, 1], by: [] }],
-    lanes: { n: [[1, 2, 3, 4, 4, -1]], age: [[0, 1, 0, 2, 1, 0, 3, 2, 1, 0, 4, 3, 2, 1]], by: [Array(14).fill(part)],
+    p: [{ n: "w", s: "w", d: [1], r: [Math.min(0, 4 * part), Math.max(0, 4 * part)] }],
+    lanes: { n: [[1, 2, 3, 4, 4, 0]], age: [[0, 1, 0, 2, 1, 0, 3, 2, 1, 0, 4, 3, 2, 1]],
+      by: [Array(14).fill(Math.sign(part))],
       look: ["01011011102222"] },
     x: { 0: [added, grad] },
     c: norms(added),
@@ -53,7 +53,7 @@ test("a part has the colour of the backward that added it", () => {
 
 test("before anything is in .grad a bar has no parts, and takes none of the next one", () => {
   const run = ledger(-1);
-  run.data.lanes = { n: [[-1, -2, 1, 2, 0, 0]], age: [[0, 1, 0]], by: [[-1, -1, -1]], look: ["010"] };
+  run.rows[0].lanes = { n: [[0, 0, 1, 2, 0, 0]], age: [[0, 1, 0]], by: [[-1, -1, -1]], look: ["010"] };
   const asked = [];
   run.color = (born) => { asked.push(born); return ["#000", "#fff"]; };
   const context = { strokeRect() {}, clearRect() {} };

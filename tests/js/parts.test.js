@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { Ledger } from "../../accumviz/views/js/ledger.js";
-import { drawn, joined, look, stack, state } from "../../accumviz/views/js/parts.js";
+import { drawn, joined } from "../../accumviz/views/js/parts.js";
 import { equation, sentence } from "../../accumviz/views/js/words.js";
 
 /** A backward of −16, one of −4, a clip to −1, a step, a zero_grad. */
@@ -15,8 +15,11 @@ function ledger(change = {}) {
     e: { k: [0, 0, 1, 2, 3], h: ["backward", "backward", "clip", "step", "zero_grad"], l: [0, 0, 1, 1, 1],
       c: [-1, -1, -1, -1, -1], skipped: [], retained: [] },
     count: 1,
-    p: [{ n: "w", s: "w", d: [1], r: [-20, 0], f: 0 }],
-    flow: [{ runs: [2, 3, 2], by: [[2, 0.05]] }],
+    p: [{ n: "w", s: "w", d: [1], r: [-20, 0] }],
+    lanes: {
+      n: [[1, 2, 2, 2, 0]], age: [[0, 1, 0, 2, 1, 3, 2]], by: [[-1, -1, -1, -0.05, -0.05, -0.05, -0.05]],
+      look: ["0101122"],
+    },
     x: { 0: [added, grad] },
     c: norms(added),
     g: norms(grad),
@@ -27,57 +30,40 @@ function ledger(change = {}) {
 }
 const amounts = (parts) => parts.map(({ amount }) => amount);
 
-test("parts add up to .grad, also once a clip has scaled the whole of it", () => {
-  const run = ledger();
-  assert.deepEqual(amounts(stack(1, run.rows[0])), [-16, -4]);
-  assert.deepEqual(amounts(stack(2, run.rows[0])), [-0.8, -0.2]);
-  assert.deepEqual(stack(4, run.rows[0]), []);
+test("parts are of the backwards that added them, and as long as they are told to be", () => {
+  const [row] = ledger().rows;
+  assert.deepEqual(amounts(row.parts(1)), [-16, -4]);
+  assert.deepEqual(amounts(row.parts(2)), [-0.8, -0.2]);
+  assert.deepEqual(row.parts(3).map(({ born, look }) => [born, look]), [[0, "used"], [1, "used"]]);
+  assert.deepEqual(row.parts(4), []);
 });
 
-test("a part is new, then live, then used", () => {
-  const run = ledger();
-  const looks = [0, 1, 2, 3].map((e) => stack(e, run.rows[0]).map(look));
-  assert.deepEqual(looks, [["new"], ["live", "new"], ["live", "live"], ["used", "used"]]);
+test("what was added at another event than the one that is shown is not new", () => {
+  const looks = (now) => drawn(1, ledger().rows[0], now).parts.map(({ look }) => look);
+  assert.deepEqual([looks(1), looks(2)], [["live", "new"], ["live", "live"]]);
 });
 
-const row = (z, o) => [{ n: "w", s: "w", d: [1], r: [-20, 0], f: 0, z, o }];
-const flow = (runs, by) => [{ runs, by }];
-
-test("what is in .grad and was not seen to come is a part of its own", () => {
-  const run = ledger({ flow: flow([1, 1, 0, 1, 3, 2], []), p: row([1, 2]) });
-  assert.deepEqual(stack(1, run.rows[0]).map(({ born, amount }) => [born, amount]), [[-1, -16], [1, -4]]);
-});
-
-test("what is there by an unknown factor is one part, beside what came later", () => {
-  const run = ledger({ flow: flow([2, 3, 2], [[1, null]]), p: row([1, 4]) });
-  assert.deepEqual(stack(1, run.rows[0]).map(({ born, amount }) => [born, amount]), [[-1, -16], [1, -4]]);
-  const norms = ledger({ flow: flow([2, 3, 2], [[2, null]]), x: {} });
-  assert.deepEqual(stack(3, norms.rows[0]).map((part) => [look(part), part.amount, part.used]), [["unseen", 20, true]]);
-});
-
-test("an average over two ranks leaves each part half of itself, and the rest to others", () => {
-  const run = ledger({ flow: flow([2, 3, 2], [[2, 0.05], [3, 1, 0.5]]), p: row([3, 4]) });
-  assert.deepEqual(amounts(stack(3, run.rows[0])), [-0.5, -0.4, -0.1]);
-});
-
-test("what came from other ranks is used by the step that uses the average", () => {
-  const statesOf = (by) => [2, 3].map((e) => {
-    const run = ledger({ flow: flow([1, 4, 3], by), c: [16, -1, -1, -1, -1], p: row([1, 5], by[0]?.[0]) });
-    return stack(e, run.rows[0]).map((part) => [look(part), state(part)].join(" "));
-  });
-  assert.deepEqual(statesOf([[1, 1, 0.5]]), [["unseen live", "live live"], ["unseen used", "used used"]]);
-  assert.deepEqual(statesOf([])[1], ["unseen live", "used used"], "what was not recorded may be newer than the step");
+test("what is in .grad and was not recorded is a part of its own", () => {
+  const lanes = { n: [[1]], age: [[-1]], by: [["Infinity"]], look: ["3"] };
+  assert.deepEqual(ledger({ lanes }).rows[0].parts(0), [{ born: -1, amount: Infinity, look: "unseen" }]);
 });
 
 test("the norms of parts share the height of the norm of .grad", () => {
-  const run = ledger({ p: [{ n: "w", s: "w", d: [2], r: [0, 20], f: 0 }], x: {}, c: [3, 4, -1, -1, -1] });
+  const run = ledger({ p: [{ n: "w", s: "w", d: [2], r: [0, 20] }], x: {}, c: [3, 4, -1, -1, -1] });
   const { grad, parts } = drawn(1, run.rows[0]);
   assert.equal(grad, 20);
   assert.ok(Math.abs(parts.reduce((whole, { height }) => whole + height, 0) - 20) < 1e-9);
 });
 
+test("a bar of a large run is not split, and what it is made of is not told", () => {
+  const run = ledger({ lanes: {} });
+  const parts = drawn(1, run.rows[0]).parts.map(({ born, height, look }) => [born, height, look]);
+  assert.deepEqual(parts, [[-1, -20, "live"]]);
+  assert.match(equation(run, 1, run.rows[0]), /^w.grad: −20. In a run as large as this one/);
+});
+
 test("neighbours of one look and sign that are too thin for lines between them are one", () => {
-  const part = (height, born) => ({ born, amount: height, height, fresh: born === 6, used: false });
+  const part = (height, born) => ({ born, amount: height, height, look: born === 6 ? "new" : "live" });
   const parts = [1, 1, -1, 1, 9, 1, 1].map(part);
   const run = { color: () => ["#000", "#fff"] };
   const at = (scale) => joined(run, parts, scale).map(({ height, told }) => [height, told]);
@@ -100,7 +86,10 @@ test("of many parts the last five are told one by one, and no number is 0 that i
   const norms = (side) => side.map(([value]) => Math.abs(value));
   const empty = { skipped: [], retained: [] };
   const e = { k: Array(7).fill(0), h: Array(7).fill("backward"), l: Array(7).fill(0), c: Array(7).fill(-1), ...empty };
-  const run = ledger({ e, flow: flow([7, 0, 0], []), x: { 0: [added, grad] }, c: norms(added), g: norms(grad) });
+  const ages = added.flatMap((_, last) => Array.from({ length: last + 1 }, (_, k) => last - k));
+  const by = added.flatMap((_, last) => added.slice(0, last + 1).map(([one]) => one));
+  const lanes = { n: [[1, 2, 3, 4, 5, 6, 7]], age: [ages], by: [by], look: ["1".repeat(28)] };
+  const run = ledger({ e, lanes, x: { 0: [added, grad] }, c: norms(added), g: norms(grad) });
   const told = "w.grad = 0 (2 earlier) + 1 (event 2) − 1 (event 3) + 1 (event 4) − 1 (event 5) + 1 (event 6) = 1";
   assert.equal(equation(run, 6, run.rows[0]), told);
   assert.equal(run.rows[0].grad(5), 0);
@@ -108,6 +97,6 @@ test("of many parts the last five are told one by one, and no number is 0 that i
 });
 
 test("what is erased before a step used it is said to be", () => {
-  const run = ledger({ flow: [{ runs: [2, 3, 0], by: [] }] });
+  const run = ledger({ p: [{ n: "w", s: "w", d: [1], r: [-20, 0], lost: { 4: [0, 1] } }] });
   assert.match(sentence(run, 4), /erased −16, −4 before any step used it/);
 });

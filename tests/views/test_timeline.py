@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 import accumviz as av
 from accumviz.ledger.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger, Parameter
 from accumviz.views import style
-from accumviz.views.layout import lay_out, page_lanes
+from accumviz.views.layout import lay_out
 from accumviz.views.parts import segments
 from accumviz.views.timeline import timeline
 
@@ -114,7 +114,6 @@ def test_what_is_none_or_not_finite_has_no_parts() -> None:
     assert [bar.state for bar in lane.bars] == ["none", "broken", "whole"]
     assert [(part.born, part.look) for part in lane.bars[2].parts] == [(-1, "unseen")]
     assert {"None", "∞", "not finite", "not from a recorded backward"} <= set(texts(timeline(ledger)))
-    assert page_lanes(ledger, range(3)) == (84, {"n": [[-1, -2, 1]], "age": [[-1]], "by": [[4]], "look": ["3"]})
 
 
 NOTES: dict[str, tuple[Ledger, str, int]] = {

@@ -4,10 +4,9 @@
 /** @import { Row } from "./ledger.js" */
 /** @import { Part } from "./types.d.ts" */
 
-import { lost } from "./lifetimes.js";
 import { h, put } from "./dom.js";
 import { clamp, counted, number } from "./numbers.js";
-import { along, drawn, isTorn, joined, look, pieceOn } from "./parts.js";
+import { along, drawn, isTorn, joined, pieceOn } from "./parts.js";
 import { contributionText, gradText } from "./words.js";
 
 /**
@@ -43,10 +42,10 @@ export function barOf({ ledger }, tall, choose) {
   function fillPiece(piece, part, { row, now, width }, start) {
     const { share, style, torn, hidden } = pieceOn(row.r, start, part.height);
     const color = part.born < 0 ? "var(--av-muted)" : ledger.color(part.born)[0];
-    const ink = part.fresh ? ledger.color(now)[1] : "inherit";
+    const ink = part.look === "new" ? ledger.color(now)[1] : "inherit";
     const told = part.told || number(part.amount, row.signed ? 4 : 3);
     piece.hidden = hidden;
-    piece.className = `av-part av-${look(part)}${torn}`;
+    piece.className = `av-part av-${part.look}${torn}`;
     piece.style.cssText = `${style}--av-c: ${color}; color: ${ink}`;
     piece.replaceChildren(share * width > told.length * 7 + 6 ? h("span", {}, told) : "");
   }
@@ -82,7 +81,7 @@ export function barOf({ ledger }, tall, choose) {
   }
   /** What stands beside the end of a bar: which parts were lost, or how short it is. */
   function remark(/** @type {Filling} */ { row, e, width }, /** @type {number} */ grad) {
-    const unused = row.in ? [] : lost(row.lifetimes, e);
+    const unused = row.lost[e] ?? [];
     const told = unused.length === 1 ? contributionText(ledger, unused[0], row) : counted(unused.length, "part");
     if (unused.length) return `× ${told} unused`;
     const times = Math.max(...row.r.map(Math.abs)) / Math.abs(grad);

@@ -35,7 +35,7 @@ export function listed(every, groups, open, wanted) {
 }
 
 /** The letters of the longest name, and one. @param {Row[]} rows */
-const longest = (rows, /** @type {number} */ cut) => Math.max(0, ...rows.map(({ n }) => n.length - cut)) + 1;
+const longest = (rows) => Math.max(0, ...rows.map(({ n }) => n.length)) + 1;
 
 /** What is in the rows, which decides how wide their columns are. @param {import("./ledger.js").Ledger} ledger */
 function whatOf({ groups, parameters }) {
@@ -73,7 +73,7 @@ export function gradPane(app) {
 
   function arrange() {
     rows = listed(parameters, groups, open, many ? search.value.trim().toLowerCase() : "");
-    box.style.cssText = `--av-tall: ${rows.length * tall}px; --av-letters: ${longest(rows, ledger.data.cut)}ch`;
+    box.style.cssText = `--av-tall: ${rows.length * tall}px; --av-letters: ${longest(rows)}ch`;
     made.el.classList.toggle("av-empty", !rows.length);
   }
   /** @param {Row} row */

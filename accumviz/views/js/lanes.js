@@ -3,11 +3,11 @@
 /** @import { Geometry } from "./geometry.js" */
 /** @import { Ledger, Row } from "./ledger.js" */
 /** @import { Inks, Pen } from "./pen.js" */
+/** @import { Part } from "./types.d.ts" */
 
 import { barWidth } from "./geometry.js";
 import { clamp, number } from "./numbers.js";
-
-/** @typedef {{born: number, length: number, look: string}} Part  of a bar */
+import { drawn } from "./parts.js";
 
 /** At most so wide is a letter of a number. */
 const LETTER = 8;
@@ -39,8 +39,6 @@ export function drawLanes(pen, inks, ledger, place) {
   const { left, column, top, lane } = place;
   const wide = barWidth(column);
   ledger.parameters.forEach((row, p) => {
-    const { n, age, by, look } = ledger.data.lanes;
-    let k = 0;
     const [low, high] = row.r;
     const over = high > 0 ? 17 : 8;
     const scale = (lane - over - (low < 0 ? 17 : 8)) / (high - low || 1);
@@ -51,11 +49,8 @@ export function drawLanes(pen, inks, ledger, place) {
     pen.fill(inks.muted, left, zero, edge - left, 0.8);
     for (let e = 0; e < ledger.length; e++) {
       const start = left + e * column + (column - wide) / 2;
-      const odd = n[p][e] < 0;
-      const parts = [];
-      for (const last = k + n[p][e]; k < last; k++) {
-        parts.push({ born: e - age[p][k], length: by[p][k], look: look[p][k] });
-      }
+      const { parts, absent, broken } = drawn(e, row);
+      const odd = absent || broken;
       const bar = { start, wide, column, zero, scale, ends, grad: row.grad(e), odd, told: told[e], edge };
       drawBar(pen, inks, ledger, parts, bar);
     }
@@ -110,13 +105,13 @@ function drawParts(
   /** @type {Part[]} */ parts, /** @type {Bar} */ { start, wide, zero, scale, ends: [top, bottom] },
 ) {
   const ends = [zero, zero];
-  for (const { born, length, look } of parts) {
-    const side = Number(length < 0);
-    const color = look === "3" ? inks.muted : ledger.color(born)[0];
+  for (const { born, height, look } of parts) {
+    const side = Number(height < 0);
+    const color = look === "unseen" ? inks.muted : ledger.color(born)[0];
     const from = clamp(ends[side], top, bottom);
-    ends[side] -= length * scale;
+    ends[side] -= height * scale;
     const tall = clamp(ends[side], top, bottom) - from;
-    context.globalAlpha = [1, inks.pale, 0, inks.pale][Number(look)];
+    context.globalAlpha = { new: 1, live: inks.pale, used: 0, unseen: inks.pale }[look];
     fill(color, start, from, wide, tall);
     Object.assign(context, { globalAlpha: 1, lineWidth: 1.2, strokeStyle: color });
     if (Math.abs(tall) >= THIN) context.strokeRect(start, from, wide, tall);

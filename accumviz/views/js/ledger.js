@@ -2,17 +2,19 @@
 
 /** @import { Data, Plain, RowData } from "./types.d.ts" */
 
-import { decode } from "./lifetimes.js";
 import { abbreviated } from "./names.js";
 import { column } from "./packed.js";
+
+/** The looks of parts, as `layout.LOOKS` numbers them. */
+const LOOKS = /** @type {const} */ (["new", "live", "used", "unseen"]);
 
 /** @type {[string, string]} */
 const PLAIN_COLOR = ["#0072B2", "#fff"];
 
 /** A parameter, or a group of them: its contributions `c` and its `.grad` `g`, event by event, below 0 for none. */
 export class Row {
-  /** @type {import("./lifetimes.js").Lifetimes | undefined} */
-  #lifetimes;
+  /** Where the parts of each bar begin. @type {number[] | undefined} */
+  #starts;
 
   /** @param {RowData} told @param {number} p @param {Data} data @param {ArrayLike<number>[]} columns */
   constructor(told, p, data, [c, g]) {
@@ -27,19 +29,28 @@ export class Row {
     this.g = g;
     /** All elements of contributions and `.grad`, of a small parameter. */
     this.x = exact;
-    /** After which events something is in `.grad` that was not seen to come: where that begins, ends, and so on. */
-    this.unseen = told.z ?? [];
+    /** By event, the contributions that it erased before any step used them. */
+    this.lost = told.lost ?? {};
     this.r = told.r.map(Number);
     this.signed = Boolean(exact) && told.d.every((side) => side === 1);
-    this.flow = data.flow[told.f];
-    /** The first event that averaged it over ranks. */
-    this.averaged = told.o ?? Infinity;
+    this.lanes = data.lanes;
     /** Whether its `.grad` before the first event is known: it was None. */
     this.began = !told.u;
   }
 
-  get lifetimes() {
-    return (this.#lifetimes ??= decode(this.flow, this.c));
+  /** The parts of its `.grad` after an event, the oldest first; null in a run so large that none are told. */
+  parts(/** @type {number} */ e) {
+    if (!this.lanes.n) return null;
+    const { n, age, by, look } = this.lanes;
+    let last = 0;
+    this.#starts ??= n[this.p].map((count) => (last += count) - count);
+    const from = this.#starts[e] ?? 0;
+    return Array.from({ length: n[this.p][e] ?? 0 }, (_, k) => {
+      const [years, times] = [age[this.p][from + k], Number(by[this.p][from + k])];
+      const born = years < 0 ? -1 : e - years;
+      const norm = born < 0 ? 1 : Math.abs(Number(this.added(born)));
+      return { born, amount: norm && norm * times, look: LOOKS[Number(look[this.p][from + k])] };
+    });
   }
 
   /** What was added (null: nothing): signed where the sign is known. @param {number} e @returns {number | null} */
@@ -92,12 +103,12 @@ export class Ledger {
   }
 
   /**
-   * A row's name in so many letters; what all names begin with is left out.
+   * A row's name in so many letters.
    * @param {Row} row @param {number} letters
    */
   name(row, letters) {
-    this.abbreviate ??= abbreviated(this.rows.map(({ n }) => n.slice(this.data.cut)));
-    return this.abbreviate(row.n.slice(this.data.cut), letters);
+    this.abbreviate ??= abbreviated(this.rows.map(({ n }) => n));
+    return this.abbreviate(row.n, letters);
   }
 
   /** Whether bars of two rows cannot be compared by their lengths. */

@@ -17,11 +17,11 @@ import { drawNames, drawRules, drawSaved } from "./rules.js";
 
 /** The names that stand beside the lanes: those of groups, where there are any. @param {Ledger} ledger */
 function namesOf(ledger) {
-  const { rows, groups, data } = ledger;
+  const { rows, groups } = ledger;
   return (groups.length ? groups : rows).map((row) => {
     const [start, stop] = row.in ?? [row.p, row.p + 1];
     const write = (/** @type {number} */ limit) => ledger.name(row, limit);
-    return { write, letters: row.n.length - data.cut, start, stop };
+    return { write, letters: row.n.length, start, stop };
   });
 }
 

@@ -48,17 +48,15 @@ export interface Events {
 }
 
 /**
- * A parameter, or a group of neighbouring ones: name, short name, shape, reach, flow, where a part is unseen, the first
- * average over ranks, range of parameters, and whether what its `.grad` was before the first event is unknown.
+ * A parameter, or a group of neighbouring ones: name, short name, shape, reach, what events erased unused, range of
+ * parameters, and whether what its `.grad` was before the first event is unknown.
  */
 export interface RowData {
   n: string;
   s: string;
   d: number[];
   r: Plain[];
-  f: number;
-  z?: number[];
-  o?: number;
+  lost?: Record<number, number[]>;
   in?: [number, number];
   u?: number;
 }
@@ -144,8 +142,6 @@ export interface Data {
   e: Events;
   count: number;
   p: RowData[];
-  flow: import("./lifetimes.js").Flow[];
-  cut: number;
   code: { name: string; lines: [number, ...Piece[]][] }[];
   x: Record<string, [(Plain[] | null)[], (Plain[] | null)[]]>;
   strings: string[];
@@ -170,11 +166,13 @@ export interface Data {
   room?: { w: number, h: number };
   most?: number; length?: number; sizes?: number[];
   /** How tall a lane of bars is (0: there are none), and its bars. */
-  lane: number; lanes: Lanes;
+  lane: number; lanes: Lanes | { n?: undefined };
+  /** Where what no recorded backward put there comes from. */
+  unseen: string;
 }
 
-/** Lane by lane: parts of each bar (-1: no `.grad`, -2: not finite); of parts how many events ago, length, look. */
-export interface Lanes { n: number[][]; age: number[][]; by: number[][]; look: string[] }
+/** Row by row: parts of each bar; of parts how many events ago (-1: not recorded), factor or amount, look. */
+export interface Lanes { n: number[][]; age: number[][]; by: Plain[][]; look: string[] }
 
 export interface Whole {
   data: Data;
@@ -189,8 +187,7 @@ export interface Part {
   born: number;
   amount: number;
   height: number;
-  fresh: boolean;
-  used: boolean;
+  look: "new" | "live" | "used" | "unseen";
   told?: string;
 }
 

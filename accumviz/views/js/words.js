@@ -2,9 +2,7 @@
 
 /** @import { Ledger, Row } from "./ledger.js" */
 
-import { lost } from "./lifetimes.js";
 import { counted, number, sum } from "./numbers.js";
-import { stack } from "./parts.js";
 
 /** What is to be known before bars of two rows are compared. */
 export const OWN_SCALES = "Each row has a scale of its own.";
@@ -36,7 +34,7 @@ function written(ledger, norm, exact, plus) {
 /** @param {Ledger} ledger @param {number} e @param {Row} row */
 function toldOf(ledger, e, row) {
   const added = contributionText(ledger, e, row);
-  const erased = lost(row.lifetimes, e).map((born) => contributionText(ledger, born, row));
+  const erased = (row.lost[e] ?? []).map((born) => contributionText(ledger, born, row));
   const receives = added ? ` receives ${added}, ` : "";
   const loses = erased.length ? ` (erased ${erased.join(", ")} before any step used it)` : "";
   return `${row.s}${receives}.grad ${gradText(ledger, e, row)}${loses}`;
@@ -64,8 +62,7 @@ export function sentence(ledger, e, chosen = -1) {
 function term(ledger, row, { born, amount }) {
   const scaled = (/** @type {number} */ x) => (row.signed ? amount : (x * amount) / row.c[born] || 0);
   const all = row.x?.[0][born]?.map((x) => number(scaled(x))) || [number(amount)];
-  const unseen = row.averaged < Infinity ? "other ranks" : "not recorded";
-  const from = born < 0 ? unseen : `event ${ledger.index(born)}`;
+  const from = born < 0 ? ledger.data.unseen : `event ${ledger.index(born)}`;
   return `${all[1] ? `(${all.join(", ")})` : all[0]} (${from})`;
 }
 
@@ -75,7 +72,8 @@ export function equation(ledger, e, row) {
   const total = gradText(ledger, e, row);
   if (e < 0 && !row.began) return `${name}: ${total} before the first event.`;
   if (row.grad(e) === null) return `${name} is None: there is no tensor, which is not zero.`;
-  const parts = stack(e, row);
+  const parts = row.parts(e);
+  if (!parts) return `${name}: ${total}. In a run as large as this one, its parts are not shown.`;
   if (!parts.length) return `${name} = ${total}: no contribution is live in it.`;
   const terms = parts.slice(-TERMS).map((part) => term(ledger, row, part));
   const early = parts.slice(0, -TERMS);
