@@ -298,8 +298,7 @@ def _no_verdict(analysis: LedgerAnalysis) -> str:
 
 def _moved_inside_a_window(analysis: LedgerAnalysis) -> bool:
     """Whether most windows of an optimizer hold backwards of several places of its weights, as a SAM's would."""
-    moved = analysis.events.detail("last_moved", default=False)
-    moved = moved & ~analysis.events.where("within", "step")
+    moved = analysis.moved & ~analysis.events.where("within", "step")
     for optimizer in analysis.optimizers:
         windows = [used for used in optimizer.full_windows.values() if len(used) > 1]
         several = [used for used in windows if moved[used[1:]].any()]

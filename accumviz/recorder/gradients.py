@@ -139,13 +139,13 @@ class Gradients:
         handles = self._handles[i] = []
         self.changeable.discard(i)
         self.rewritable.discard(i)
-        if _has_users(tensor._backward_hooks):
+        if patches.has_users(tensor._backward_hooks):
             self.changeable.add(i)
             handles.append(leaf.register_hook(_ours(_comes, here, i)))
             _put_first(leaf._backward_hooks)
         size = self.sizes[i] * tensor.element_size()
         handles.append(tensor.register_hook(_ours(_arrives, here, i, size)))
-        if _has_users(tensor._post_accumulate_grad_hooks):
+        if patches.has_users(tensor._post_accumulate_grad_hooks):
             self.rewritable.add(i)
             hook = _ours(_is_added, here, i)
             handles.append(leaf.register_post_accumulate_grad_hook(hook))
@@ -244,8 +244,10 @@ class Gradients:
         self.running = None
         self._note_hooks(running)
         changed = [i for i in self.update() if i not in running.synced]
-        self.read_held(running)
-        self._read_arrived(running)
+        if running.held:
+            self.read_held(running)
+        if running.arrived:
+            self._read_arrived(running)
         reached = running.reached
         running.contributed, running.alike = reached, running.same
         running.changed = list(dict.fromkeys([*reached, *changed]))
@@ -316,13 +318,10 @@ class Gradients:
         self._last = None
         return [i for i in range(len(self)) if self.present[i]]
 
-    def _is_whole(self, i: int, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor of this leaf is read element by element."""
-        return i in self.small and tensor.numel() == self.sizes[i]
-
     def _numbers(self, i: int, tensor: torch.Tensor) -> list[float]:
         """Return the elements of a small leaf's tensor in host memory, of another's the norm."""
-        return elements(tensor) if self._is_whole(i, tensor) else [host_norm(tensor)]
+        whole = i in self.small and tensor.numel() == self.sizes[i]
+        return elements(tensor) if whole else [host_norm(tensor)]
 
     def read_grads(self, row: Row, indices: Iterable[int]) -> None:
         """Give a row the `.grad` of these leaves: elements of small tensors, norms of large ones."""
@@ -355,7 +354,7 @@ class Gradients:
         sample: Sample | None = None
         on_device: dict[Any, tuple[list[int], list[torch.Tensor]]] = {}
         for i, tensor in zip(leaves, tensors, strict=True):
-            whole = self._is_whole(i, tensor)
+            whole = i in self.small and tensor.numel() == self.sizes[i]
             place = ~i if whole else i
             if tensor.is_cpu:
                 sample = i, elements(tensor) if whole else [host_norm(tensor)]
@@ -409,6 +408,15 @@ class Gradients:
     def devices(self) -> set[torch.device]:
         """Return the devices that the leaves are on now."""
         return {tensor.device for tensor in self.tensors}
+
+    def versions(self) -> list[int]:
+        """Return the versions of the first and the last weights: who moves those by hand moves all.
+
+        What FSDP gathers is no tensor, and a tensor made for inference counts no versions.
+        """
+        weights = [leaf for leaf in self.tensors if isinstance(leaf, torch.Tensor)]
+        ends = [*weights[:1], *weights[-1:]]
+        return [leaf._version for leaf in ends if not leaf.is_inference()]
 
     def owns(self, owner: Any) -> bool:
         """Return whether any of an optimizer's, a module's or a list's tensors is recorded."""
@@ -585,16 +593,6 @@ def _put_first(hooks: dict[int, Any]) -> None:
     """Have torch call the last of these hooks before the others, which keep their order."""
     for number in list(hooks)[:-1]:
         hooks[number] = hooks.pop(number)
-
-
-def _has_users(hooks: dict[int, Any] | None) -> bool:
-    """Return whether some of these hooks are neither ours nor torch's."""
-    for hook in (hooks or {}).values():
-        function = getattr(hook, "func", hook)
-        module = getattr(function, "__module__", None) or ""
-        if hook is not None and not module.startswith(("accumviz.", "torch.")):
-            return True
-    return False
 
 
 def _is_what_came(grad: torch.Tensor, came: tuple[int, int] | None) -> bool:

@@ -15,10 +15,10 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from threading import get_ident
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ session: object = object()
 _lock = threading.Lock()
 _cuda: Any = torch.cuda
 _task = torch._C._current_graph_task_id
-# The hooks of all optimizers in their order: one that was registered after ours may change `.grad`.
+# The hooks of all optimizers.
 _before_all_steps: dict[int, Any] = getattr(
     optimizers, "_global_optimizer_pre_hooks", {}
 )
@@ -96,16 +96,10 @@ def leave(recording: Any) -> None:
         listening = tuple(other for other in listening if other is not recording)
         if not listening:
             session = object()
-            left = []
+            # What cannot be undone stays silent, and is tried again the next time.
             while undoing:
-                undo = undoing.pop()
-                try:
-                    undo()
-                except (
-                    Exception
-                ):  # its wrapper stays silent, and it is tried again the next time
-                    left.append(undo)
-            undoing.extend(reversed(left))
+                undoing[-1]()
+                undoing.pop()
 
 
 def notify(recordings: tuple[Any, ...], what: str, *args: Any) -> list[tuple[Any, Any]]:
@@ -205,19 +199,12 @@ def guarded(ours: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def wrapper(
-    original: Callable[..., Any], around: Around, *, outside: Set[int] = frozenset()
-) -> Callable[..., Any]:
-    """Return what takes `original`'s place for this session: it runs `around` each call, guarded.
-
-    On a thread in `outside` that runs no backward yet, it passes straight through.
-    """
+def wrapper(original: Callable[..., Any], around: Around) -> Callable[..., Any]:
+    """Return what takes `original`'s place for this session: it runs `around` each call, guarded."""
     made_for = session
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not listening or session is not made_for:
-            return original(*args, **kwargs)
-        if get_ident() in outside and _task() == -1:
             return original(*args, **kwargs)
         made = Call()
         made.args, made.kwargs = args, kwargs
@@ -247,28 +234,15 @@ def wrapper(
             # The error and this frame would hold each other.
             del made, steps, frame
 
-    call.__code__ = _uncounted(call.__code__)
     return functools.update_wrapper(call, original)
 
 
-@functools.cache
-def _uncounted(code: CodeType) -> CodeType:
-    """Have a wrapper passed over by whoever warns of a line so many callers above it.
-
-    `warnings` passes over the frames in which Python imports, and knows them by their file.
-    """
-    name = f"{code.co_filename} (passed over as importlib._bootstrap is)"
-    return code.replace(co_filename=name)
-
-
-def _wrap(
-    owner: Any, name: str, around: Around, *, outside: Set[int] = frozenset()
-) -> None:
+def _wrap(owner: Any, name: str, around: Around) -> None:
     original = getattr(owner, name, None)
     # Another torch version lacks it: the change is seen as an edit.
     if original is None:
         return
-    ours = wrapper(original, around, outside=outside)
+    ours = wrapper(original, around)
 
     def undo() -> None:
         # Somebody who wrapped ours in the meantime keeps working: ours passes straight through.
@@ -299,6 +273,8 @@ def _install() -> None:
     forward = "_pre_forward" if hasattr(replica, "_pre_forward") else "forward"
     table: list[tuple[Any, str, Around]] = [
         (torch.autograd, "backward", _backward),
+        # `backward` and `grad` under any name they were imported by
+        (torch.autograd, "_engine_run_backward", _engine_runs),
         (optim.Optimizer, "zero_grad", _changing("zero_grad", _read_zero)),
         (nn.Module, "zero_grad", _changing("zero_grad", _read_zero)),
         (amp.GradScaler, "scale", _scaling),
@@ -313,13 +289,6 @@ def _install() -> None:
     ]
     for owner, name, around in table:
         _wrap(owner, name, around)
-    # `torch.autograd.backward` and `grad` under any name they were imported by
-    _wrap(
-        torch.autograd,
-        "_engine_run_backward",
-        _engine_runs,
-        outside=inside["backward"],
-    )
     # `clip_grad_norm_` ends in a function of its own that changes the grads.
     for name in ("_clip_grads_with_norm_", "clip_grad_value_"):
         function = getattr(clip_grad, name, None)
@@ -328,19 +297,11 @@ def _install() -> None:
         )
     for scheduler in _schedulers(LRScheduler):
         _wrap(scheduler, "step", _scheduling)
-    prepared = guarded(_step_prepared)
-    begins = guarded(functools.partial(_step_begins, prepared))
-    undoing.append(register_optimizer_step_pre_hook(begins).remove)
+    undoing.append(register_optimizer_step_pre_hook(guarded(_step_begins)).remove)
     undoing.append(register_optimizer_step_post_hook(guarded(_step_ends)).remove)
 
 
 def _backward(call: Call) -> Iterator[None]:
-    if _task() != -1:
-        # Inside the engine (a reentrant checkpoint), it is part of the backward that is running.
-        return iter(())
-    # Ours, called inside itself by what has wrapped it
-    if get_ident() in inside["backward"]:
-        return iter(())
     if call.args and isinstance(call.args[0], Iterator):
         # It can be read once, and torch has to.
         call.args = (tuple(call.args[0]), *call.args[1:])
@@ -350,8 +311,14 @@ def _backward(call: Call) -> Iterator[None]:
 def _running(
     call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[None]:
-    """Tell of a backward that was called with these arguments."""
+    """Tell of a backward that was called with these arguments.
+
+    Inside the engine (a reentrant checkpoint) it is part of the backward that is running; so is ours, called inside
+    itself by what has wrapped it.
+    """
     busy, thread = inside["backward"], get_ident()
+    if thread in busy or _task() != -1:
+        return
     begun = notify(call.recordings, "backward_begins", call.frame, args, kwargs)
     error: BaseException | None = None
     try:
@@ -371,11 +338,8 @@ def _running(
 def _engine_runs(call: Call) -> Iterator[None]:
     if not call.kwargs.get("accumulate_grad", True):
         return _differentiating()
-    if _task() == -1 and len(call.args) == 5:
-        # `torch.autograd.backward` by a name that it was imported by before ours took its place
-        *roots, inputs = call.args
-        return _running(call, tuple(roots), {"inputs": inputs or None})
-    return iter(())
+    *roots, inputs = call.args
+    return _running(call, tuple(roots), {"inputs": inputs or None})
 
 
 def _differentiating() -> Iterator[None]:
@@ -479,28 +443,26 @@ def _maybe_stepping(call: Call) -> Iterator[None]:
         notify(call.recordings, "step_skipped", optimizer, call.frame)
 
 
-def _step_begins(prepared: Any, optimizer: Any, args: Any, kwargs: Any) -> None:
+def _step_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
     asked.discard(get_ident())
     frame = sys._getframe(2)
     notify(_uncaptured(frame), "step_begins", optimizer, frame)
-    hooks = getattr(optimizer, "_optimizer_step_pre_hooks", None)
-    ours_is_last = getattr(
-        next(reversed(_before_all_steps.values()), None), "__wrapped__", None
-    )
-    if hooks is None or (
-        not hooks and getattr(ours_is_last, "func", None) is _step_begins
-    ):
-        return
-    # An optimizer's own hooks run after those of all optimizers, and may change `.grad`: ours is the last of them.
-    if next(reversed(hooks.values()), None) is not prepared:
-        for number in [number for number, hook in hooks.items() if hook is prepared]:
-            del hooks[number]
-        undoing.append(optimizer.register_step_pre_hook(prepared).remove)
 
 
-def _step_prepared(optimizer: Any, args: Any, kwargs: Any) -> None:
-    frame = sys._getframe(2)
-    notify(_uncaptured(frame), "step_prepared", optimizer, frame)
+def has_hooks_before(optimizer: Any) -> bool:
+    """Return whether hooks of the user's run before this optimizer's step, and may change `.grad`."""
+    mine = getattr(optimizer, "_optimizer_step_pre_hooks", None)
+    return has_users(mine) or has_users(_before_all_steps)
+
+
+def has_users(hooks: dict[int, Any] | None) -> bool:
+    """Return whether some of these hooks are neither ours nor torch's."""
+    for hook in (hooks or {}).values():
+        function = getattr(hook, "func", hook)
+        module = getattr(function, "__module__", None) or ""
+        if hook is not None and not module.startswith(("accumviz.", "torch.")):
+            return True
+    return False
 
 
 def _step_ends(optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -35,9 +35,9 @@ _CAPTURED = (
     "only the .grad that a replay leaves; to see every event, record the loop before it is captured"
 )
 _GROWN = "`{name}` got parameters that are not recorded, because they were not there before: what they get is not seen"
-
-
-_made = tuple.__new__  # what a NamedTuple is called by costs four times as much
+_STOPPED = "accumviz stopped recording after {events} events, training goes on: {why}"
+_LOST = "accumviz could not write on, the recording is held in memory: {why}"
+_CLOSED_INSIDE = "the recording was closed while this backward ran"
 
 
 def locate(path: Path | None) -> Path | None:
@@ -49,9 +49,7 @@ class _Step(NamedTuple):
     """An optimizer's step that has begun: its number, and what tells its frame from others, without holding it."""
 
     optimizer: int
-    frame: int
-    code: CodeType
-    thread: int
+    frame: tuple[int, CodeType]
     inner: bool  # inside the step of what wraps it: one step, one event
 
 
@@ -84,30 +82,15 @@ class Recording:
         self._steps: list[_Step] = []
         self._entered = self._closed = False
         self._unmoved = True  # until the weights were read for the first time
-        # What FSDP gathers comes after all others, and is no tensor.
-        self._last = max(
-            (
-                i
-                for i, leaf in enumerate(self._gradients.tensors)
-                if isinstance(leaf, torch.Tensor)
-            ),
-            default=0,
-        )
-        self._stood = (
-            -1,
-            -1,
-        )  # the versions of the first leaf's weights and of the last one's, as last seen
+        self._versions: list[int] = []  # of weights, as they were last seen
         # What has stopped it, in words; `patches` sets it where we cannot.
         self.failure = ""
         self._notes = list(named.notes)
-        self._elsewhere = (
-            False  # whether an optimizer stepped of whose parameters none is recorded
-        )
-        # Where a CUDA graph is captured now, and the leaves whose `.grad` some captured graph writes.
-        self._capturing: CallSite | None = None
-        self._in_graphs: dict[int, None] = {}
+        # Whether an optimizer stepped of whose parameters none is recorded.
+        self._elsewhere = False
+        self._captured = False  # whether a CUDA graph was
         self._rank = distributed.rank()
-        self._known: list[Parameter] | None = None  # once they have been let go
+        self._parameters: list[Parameter] | None = None  # once they have been let go
         self._size = len(self._gradients)
         self.file = locate(None if path is None else Path(path))
         self._rows = Columns(
@@ -177,7 +160,7 @@ class Recording:
     def _open(self) -> None:
         self._rows.start = perf_counter()
         self._gradients.update()
-        self._look_at_weights()
+        self._versions = self._gradients.versions()
         devices = self._gradients.devices()
         wire.open(devices)
         self._allocated.open(devices)
@@ -196,7 +179,7 @@ class Recording:
             self._leave_running()
             self._let_go()
             self._rows.close(ended=ended)
-            self._tell_lost()
+            self._say_lost()
 
     def _leave(self) -> None:
         """Take everything of ours away from torch and from the user's tensors, whatever fails on the way."""
@@ -210,11 +193,9 @@ class Recording:
     def _let_go(self) -> None:
         """Keep data only: no tensor, module, optimizer or frame is held by a recording that is closed."""
         try:
-            self._known = self._parameters()
-            self._notes += [
-                _GROWN.format(name=name)
-                for name in dict.fromkeys(self._optimizers.grown())
-            ]
+            self._parameters = self._gradients.parameters(self._optimizers.leaves())
+            for name in dict.fromkeys(self._optimizers.grown()):
+                self._notes.append(_GROWN.format(name=name))
         finally:
             self._steps.clear()
             self._optimizers.forget()
@@ -224,18 +205,16 @@ class Recording:
 
     def _leave_running(self) -> None:
         """What still runs, on another thread or around a hook that closes us, is not waited for."""
-        running, self._gradients.running = self._gradients.running, None
+        running = self._gradients.running
         if running is None:
             return
         self._gradients.finish(running)
-        if running.reached:
-            said = "the recording was closed while this backward ran"
-            running.details["error"] = said
-            for sync in running.syncs:
-                sync.row.present, sync.row.done = running.present, True
-            running.done = True
-        else:
+        if not running.reached:
             self._rows.pending.remove(running)
+        running.details["error"] = _CLOSED_INSIDE
+        running.done = True
+        for sync in running.syncs:
+            sync.row.present, sync.row.done = running.present, True
 
     @property
     def tensors(self) -> list[Any]:
@@ -271,14 +250,13 @@ class Recording:
         return self._rows.graphs()
 
     def __repr__(self) -> str:
-        state = (
-            "closed"
-            if self._closed
-            else "open"
-            if self._entered
-            else "not entered: use it in a with statement"
-        )
-        state = f"stopped by {self.failure}" if self.failure else state
+        state = "not entered: use it in a with statement"
+        if self.failure:
+            state = f"stopped by {self.failure}"
+        elif self._closed:
+            state = "closed"
+        elif self._entered:
+            state = "open"
         return f"Recording ({state}): {self.counted}"
 
     @property
@@ -305,17 +283,13 @@ class Recording:
         with contextlib.suppress(Exception):
             self._rows.close(stopped=self.failure)
         with contextlib.suppress(Exception):
-            events = len(self._rows)
-            self._say(
-                f"accumviz stopped recording after {events} events, training goes on: {self.failure}"
-            )
+            self._say(_STOPPED.format(events=len(self._rows), why=self.failure))
 
-    def _tell_lost(self) -> None:
-        if self._rows.lost:
-            said = f"accumviz could not write on, the recording is held in memory: {self._rows.lost}"
-            if said not in self._notes:
-                self._notes.append(said)
-                self._say(said)
+    def _say_lost(self) -> None:
+        said = _LOST.format(why=self._rows.lost)
+        if self._rows.lost and said not in self._notes:
+            self._notes.append(said)
+            self._say(said)
 
     def _say(self, said: str) -> None:
         try:
@@ -330,7 +304,7 @@ class Recording:
         if gradients.running is not None or gradients.thread not in (None, thread):
             gradients.others += 1
             return None
-        within = self._within() if self._steps else ""
+        within = self._within()
         if self._collectives.unhooked:
             self._collectives.hook()
         self._edits()
@@ -343,14 +317,13 @@ class Recording:
             thread,
         )
         describe_root(running, args, kwargs)
-        stood, self._stood = self._stood, self._standing()
-        if stood[0] != self._stood[0]:
+        versions, self._versions = self._versions, gradients.versions()
+        unchanged = [a == b for a, b in zip(versions, self._versions, strict=True)]
+        if unchanged and not any(unchanged):
             running.details["moved"] = True  # by a hand: after a step we look again
-            if stood[1] != self._stood[1]:
-                running.details["last_moved"] = True
-        storages = self._memory.before(running.nodes)
-        if storages is not None:
-            running.storages, running.before = storages, self._memory.total(storages)
+        running.storages = self._memory.before(running.nodes)
+        if running.storages is not None:
+            running.before = self._memory.total(running.storages)
         if self._graphs is not None:
             self._graphs.begin(running, frame, args, kwargs)
         self._rows.pending.append(running)
@@ -383,118 +356,57 @@ class Recording:
             self._collectives.describe(running)
         if running.syncs:
             self._collectives.finish(running)
-        if self._unmoved and self._gradients.small:
-            self._weigh(running)
         self._finish(running)
 
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
         if not self._gradients.owns(optimizer):
             self._elsewhere = True
-            return
-        if not self._is_ours():
-            return
-        index, thread = self._optimizers.meet(optimizer, frame), get_ident()
-        steps = self._steps
-        inner = bool(steps) and any(
-            step.thread == thread and step.optimizer == index for step in steps
-        )
-        if not inner:
-            self._before_change()
-        steps.append(_made(_Step, (index, id(frame), frame.f_code, thread, inner)))
-
-    def step_prepared(self, optimizer: Any, frame: FrameType) -> None:
-        """The optimizer's own hooks have run, and its step has not."""
-        if self._gradients.owns(optimizer) and self._is_ours():
-            self._before_change(by_hook=frame)
+        elif self._follows(optimizer):
+            index = self._optimizers.meet(optimizer, frame)
+            inner = any(step.optimizer == index for step in self._open_steps())
+            if not inner:
+                self._before_change()
+            self._steps.append(_Step(index, (id(frame), frame.f_code), inner))
 
     def step_ends(self, optimizer: Any, frame: FrameType) -> None:
-        steps, number = self._steps, id(frame)
-        if steps and steps[-1].frame == number:
-            step: _Step | None = steps.pop()
-        else:
-            step = next(
-                (step for step in reversed(steps) if step.frame == number), None
-            )
-            if step is not None:
-                steps.remove(step)
-        if step is not None:
-            if not step.inner:
-                self._step(step.optimizer, optimizer, frame, {})
-        elif self._gradients.owns(optimizer) and self._is_ours():
-            self._step(self._optimizers.meet(optimizer, frame), optimizer, frame, {})
+        key = id(frame), frame.f_code
+        for step in reversed(self._steps):
+            if step.frame == key:
+                self._steps.remove(step)
+                if not step.inner:
+                    self._step(optimizer, frame, {})
+                return
+        if self._follows(optimizer):
+            self._step(optimizer, frame, {})
 
     def step_skipped(self, optimizer: Any, frame: FrameType) -> None:
-        if self._gradients.owns(optimizer) and self._is_ours():
+        if self._follows(optimizer):
             self._before_change()
-            self._step(
-                self._optimizers.meet(optimizer, frame),
-                optimizer,
-                frame,
-                {"skipped": True},
-            )
+            self._step(optimizer, frame, {"skipped": True})
 
     def scheduled(self, scheduler: Any, frame: FrameType) -> None:
         """A learning-rate scheduler has stepped."""
         optimizer = getattr(scheduler, "optimizer", None)
-        if self._closed or optimizer is None or not self._gradients.owns(optimizer):
-            return
-        if not self._is_ours():
+        if optimizer is None or not self._follows(optimizer):
             return
         self._before_change()
-        index = self._optimizers.meet(optimizer, frame)
-        details: dict[str, Any] = {
-            "scheduler": type(scheduler).__name__,
-            "optimizer": self._optimizers.names[index],
-            "optimizer_index": index,
-        }
-        plain = _rates(optimizer, details)
-        self._emit(
-            "schedule",
-            self._site(frame),
-            called(scheduler, frame),
-            details,
-            [],
-            plain=plain,
-        )
+        details = {"scheduler": type(scheduler).__name__}
+        details |= self._describe_optimizer(optimizer, frame)
+        name = called(scheduler, frame)
+        self._emit("schedule", self._site(frame), name, details, [])
 
     def loads(self, what: str, source: Any, frame: FrameType) -> None:
         """A data loader begins, or its iterator ends."""
         if not self._closed and self._gradients.is_ours():
             self._before_change()
-            self._emit(
-                "loader",
-                self._site(frame),
-                "",
-                self._loaders.describe(what, source),
-                [],
-            )
+            details = self._loaders.describe(what, source)
+            self._emit("loader", self._site(frame), "", details, [])
 
     def change_begins(self, tensors: Any) -> bool:
-        if not self._gradients.owns(tensors) or not self._is_ours():
-            return False
-        self._before_change()
-        return True
-
-    def swaps(self, begins: bool) -> None:
-        """Hold no weak reference while tensors are swapped: torch refuses those to which there are any."""
-        if begins:
-            self._edits()
-            self._gradients.unwatch()
-        else:
-            self._gradients.update()
-
-    def _is_ours(self) -> bool:
-        """Return whether the caller's thread is followed; what others do leaves nothing that could be judged."""
-        ours = self._gradients.is_ours()
-        self._gradients.disturbed |= not ours
-        return ours
-
-    def _before_change(self, *, by_hook: FrameType | None = None) -> None:
-        running = self._gradients.running_here()
-        if running is not None:
-            self._gradients.settle(running)
-        else:
-            self._edits(by_hook=by_hook)
+        follows = self._follows(tensors)
+        if follows:
+            self._before_change()
+        return follows
 
     def change_ends(
         self,
@@ -513,34 +425,36 @@ class Recording:
             parts = self._gradients.with_grad(tensors, sharded=True)
             changed = sorted({*changed, *parts})
         site, label = self._site(frame), ""
-        if owner is not None and not isinstance(owner, torch.nn.Module):
-            label = self._optimizers.names[self._optimizers.meet(owner, frame)]
-        elif owner is not None:
+        if isinstance(owner, torch.nn.Module):
             label = site.subject or type(owner).__name__
-        self._emit(kind, site, label, details, changed, plain=kind == "zero_grad")
+        elif owner is not None:
+            label = self._optimizers.names[self._optimizers.meet(owner, frame)]
+        self._emit(kind, site, label, details, changed)
+
+    def swaps(self, begins: bool) -> None:
+        """Hold no weak reference while tensors are swapped: torch refuses those to which there are any."""
+        if begins:
+            self._edits()
+            self._gradients.unwatch()
+        else:
+            self._gradients.update()
 
     def captures(self, frame: FrameType) -> None:
         """A CUDA graph is being captured: nothing may be read, and nothing has happened yet."""
-        if self._capturing is None:
-            self._capturing = self._sites.find(frame)
-            said = _CAPTURED.format(
-                place=f"{self._capturing.file}, line {self._capturing.line}"
-            )
-            if not self._notes:
-                self._notes.append(said)
-                self._say(f"accumviz: {said}")
+        if not self._captured:
+            self._captured, self._gradients.watches = True, False
+            site = self._sites.find(frame)
+            said = _CAPTURED.format(place=f"{site.file}, line {site.line}")
+            self._notes.append(said)
+            self._say(f"accumviz: {said}")
 
     def replayed(self, graph: Any, frame: FrameType) -> None:
-        """A captured graph ran, without a version's telling so."""
+        """A captured graph ran, without a version's telling what it changed."""
         self._edits()
-        if self._in_graphs:
-            self._emit(
-                "edit",
-                self._sites.find(frame),
-                "CUDA graph",
-                {"replay": True},
-                list(self._in_graphs),
-            )
+        present = [i for i, bit in enumerate(self._gradients.present) if bit]
+        if present:
+            site, details = self._sites.find(frame), {"replay": True}
+            self._emit("edit", site, "CUDA graph", details, present)
 
     def forwards(self, module: torch.nn.Module, frame: FrameType) -> None:
         """A model that DDP replicates is called."""
@@ -558,47 +472,56 @@ class Recording:
 
     # --- events --------------------------------------------------------------------------------
 
-    def _edits(self, *, by_hook: FrameType | None = None) -> None:
-        """Add what changed since the last event; `by_hook`: where a hook of the user's ran."""
-        if not self._gradients.is_ours():
-            return
-        changed = self._gradients.look()
-        if changed and by_hook is not None:
-            self._emit("edit", self._site(by_hook), "", {"by": "hook"}, changed)
-        elif changed or self._capturing is not None:
-            self._edit(changed)
+    def _follows(self, owner: Any) -> bool:
+        """Return whether tensors of this are recorded, and the caller's thread is followed.
 
-    def _edit(self, changed: list[int]) -> None:
-        """What changed since we last looked: by a hand that we did not see, or in a capture."""
-        capturing, self._capturing = self._capturing, None
-        if not changed:
-            return
-        if capturing is None:
-            self._emit("edit", CallSite(), "", {}, changed)
+        What others do leaves nothing that could be judged.
+        """
+        if self._closed or not self._gradients.owns(owner):
+            return False
+        ours = self._gradients.is_ours()
+        self._gradients.disturbed |= not ours
+        return ours
+
+    def _before_change(self) -> None:
+        running = self._gradients.running_here()
+        if running is not None:
+            self._gradients.settle(running)
         else:
-            self._in_graphs |= dict.fromkeys(changed)
-            self._gradients.watches = False
-            self._emit(
-                "edit", capturing, "CUDA graph", {"captured": True}, changed, read=False
-            )
+            self._edits()
 
-    def _step(
-        self, index: int, optimizer: Any, frame: FrameType, details: dict[str, Any]
-    ) -> None:
-        name = self._optimizers.names[index]
-        details["optimizer"], details["optimizer_index"] = name, index
-        self._look_at_weights()
-        plain = _rates(optimizer, details)
+    def _edits(self) -> None:
+        """Add what changed since the last event, by a hand that we did not see."""
+        if self._gradients.is_ours():
+            changed = self._gradients.look()
+            if changed:
+                self._emit("edit", CallSite(), "", {}, changed)
+
+    def _step(self, optimizer: Any, frame: FrameType, details: dict[str, Any]) -> None:
+        self._versions = self._gradients.versions()
+        details |= self._describe_optimizer(optimizer, frame)
         # A fused optimizer is called even when the scaler found inf; it then changes nothing.
-        found = getattr(optimizer, "found_inf", None)
-        if isinstance(found, torch.Tensor):
-            plain, details["found_inf"] = False, found
-        changed = self._gradients.update()
-        scale = getattr(optimizer, "grad_scale", None)
-        if scale is not None:  # unscaled inside the kernel, unseen by versions
-            plain, details["amp_scale"] = False, scale
+        of_scaler = ("found_inf", "found_inf"), ("amp_scale", "grad_scale")
+        for name, attribute in of_scaler:
+            value = getattr(optimizer, attribute, None)
+            if isinstance(value, torch.Tensor):
+                details[name] = value
+        site, changed = self._site(frame), self._gradients.look()
+        if changed and patches.has_hooks_before(optimizer):
+            self._emit("edit", site, "", {"by": "hook"}, changed)
+            changed = []
+        # Unscaled in the kernel, without a version.
+        if "amp_scale" in details:
             changed = self._gradients.with_grad(optimizer)
-        self._emit("step", self._site(frame), name, details, changed, plain=plain)
+        self._emit("step", site, details["optimizer"], details, changed)
+
+    def _describe_optimizer(self, optimizer: Any, frame: FrameType) -> dict[str, Any]:
+        index = self._optimizers.meet(optimizer, frame)
+        return {
+            "lr": [_number(group.get("lr")) for group in optimizer.param_groups],
+            "optimizer": self._optimizers.names[index],
+            "optimizer_index": index,
+        }
 
     def _site(self, frame: FrameType) -> CallSite:
         """The user's line; on the engine's thread, where there may be none, that of the backward."""
@@ -608,12 +531,20 @@ class Recording:
 
     def _within(self) -> str:
         """What the caller is inside of: a step (its closure), a backward (its hooks), or nothing."""
-        if self._steps:
-            self._drop_stale_steps()
         if self._gradients.running_here() is not None:
             return "backward"
-        thread = get_ident()
-        return "step" if any(step.thread == thread for step in self._steps) else ""
+        return "step" if self._open_steps() else ""
+
+    def _open_steps(self) -> list[_Step]:
+        """Return the steps that the caller is inside of; one that raised never ends, and is forgotten."""
+        if self._steps:
+            stack = set()
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None:
+                stack.add((id(frame), frame.f_code))
+                frame = frame.f_back
+            self._steps = [step for step in self._steps if step.frame in stack]
+        return self._steps
 
     def _emit(
         self,
@@ -622,25 +553,11 @@ class Recording:
         label: str,
         details: dict[str, Any],
         changed: list[int],
-        *,
-        read: bool = True,
-        plain: bool = True,
     ) -> None:
-        """Add an event; `plain` says that none of its details is a tensor that is still to be read."""
-        within = (
-            self._within()
-            if self._gradients.running is not None or (self._steps and kind != "step")
-            else ""
-        )
+        within = self._within()
         row = self._rows.begin(kind, label, site, within, details, changed)
-        if not plain:
-            self._read_details(row)
-        if changed:
-            (self._gradients.read_grads if read else self._gradients.leave_unread)(
-                row, changed
-            )
-        if (kind == "step" or self._unmoved) and self._gradients.small:
-            self._weigh(row)
+        self._read_details(row)
+        self._gradients.read_grads(row, changed)
         row.present = bytes(self._gradients.present)
         self._finish(row)
 
@@ -659,54 +576,21 @@ class Recording:
                 if readable(value):
                     row.take(value, functools.partial(rates.__setitem__, group))
 
-    def _standing(self) -> tuple[int, int]:
-        if not self._gradients.tensors:
-            return -1, -1
-        first, last = self._gradients.tensors[0], self._gradients.tensors[self._last]
-        # A tensor made for inference counts no versions.
-        return (
-            -1 if first.is_inference() else first._version,
-            -1 if last.is_inference() else last._version,
-        )
-
-    def _weigh(self, row: Row) -> None:
-        """The weights after a step; and at the first event, so that it is known where they began."""
-        self._unmoved = False
-        self._gradients.weigh(row)
-
     def _finish(self, row: Row) -> None:
+        """Add the weights after a step, and at the first event, so that it is known where they began."""
+        if row.kind == "step" or self._unmoved:
+            self._unmoved = False
+            self._gradients.weigh(row)
         self._rows.finish(row)
         if self._rows.lost:
-            self._tell_lost()
-
-    def _look_at_weights(self) -> None:
-        self._stood = self._standing()
-
-    def _drop_stale_steps(self) -> None:
-        """A step that raised never ends: forget it once its frame has left the stack."""
-        stack = set()
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            stack.add((id(frame), frame.f_code))
-            frame = frame.f_back
-        thread = get_ident()
-        for step in [
-            s
-            for s in self._steps
-            if s.thread == thread and (s.frame, s.code) not in stack
-        ]:
-            self._steps.remove(step)  # other threads' come and go meanwhile
+            self._say_lost()
 
     def _about(self) -> tuple[list[Parameter], dict[str, Any]]:
-        """What a file says of the parameters and of the recording itself."""
-        return self._parameters(), self._meta()
-
-    def _parameters(self) -> list[Parameter]:
-        return (
-            self._gradients.parameters(self._optimizers.leaves())
-            if self._known is None
-            else self._known
-        )
+        """Return what a file says of the parameters and of the recording itself."""
+        parameters = self._parameters
+        if parameters is None:
+            parameters = self._gradients.parameters(self._optimizers.leaves())
+        return parameters, self._meta()
 
     def _meta(self) -> dict[str, Any]:
         meta: dict[str, Any] = {
@@ -716,16 +600,20 @@ class Recording:
             "optimizer_settings": list(self._optimizers.settings),
         }
         if self._rank is not None:
-            meta |= {"rank": self._rank[0], "ranks": self._rank[1]}
+            meta["rank"], meta["ranks"] = self._rank
         if self._elsewhere:
             meta["steps_elsewhere"] = True
-        notes = [*self._notes, *([THREADS] if self._gradients.disturbed else [])]
+        notes = list(self._notes)
+        if self._gradients.disturbed:
+            notes.append(THREADS)
         if notes:
             meta["notes"] = notes
         if self._graphs is not None and self._graphs.left_out:
             meta["graphs_left_out"] = self._graphs.left_out
         stopped = self.failure or ("" if self._closed else _unheeded())
-        return meta | ({"stopped": stopped} if stopped else {})
+        if stopped:
+            meta["stopped"] = stopped
+        return meta
 
 
 def _unheeded() -> str:
@@ -741,19 +629,8 @@ def _note(details: dict[str, Any], name: str, value: float) -> None:
         details["skipped"] = True
 
 
-def _rates(optimizer: Any, details: dict[str, Any]) -> bool:
-    """Put the learning rates of an optimizer's groups into details; returns whether all are plain numbers."""
-    plain, lr = True, details.setdefault("lr", [])
-    for group in optimizer.param_groups:
-        rate = group.get("lr")
-        if type(rate) is not float:
-            plain, rate = False, _number(rate)
-        lr.append(rate)
-    return plain
-
-
 def _number(value: Any) -> Any:
-    """A learning rate: a float, or the tensor that is still to be read."""
+    """Return a learning rate: a float, or the tensor that is still to be read."""
     if isinstance(value, torch.Tensor):
         return value if value.numel() == 1 else None
     with contextlib.suppress(TypeError, ValueError):

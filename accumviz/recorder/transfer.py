@@ -48,7 +48,11 @@ class Wire:
         Returns all their elements, and the mark that is passed once they have arrived. Without a mark they stay on
         their device until they are read.
         """
-        flat = torch.hstack([_flat(tensor) for tensor in tensors]).detach()
+        parts = []
+        for tensor in tensors:
+            dense = tensor if tensor.layout is _STRIDED else tensor.to_dense()
+            parts.append(dense.detach().reshape(-1))
+        flat = torch.cat(parts)
         if flat.device.type not in ASYNCHRONOUS:
             return flat, None
         size = flat.numel() * flat.element_size()
@@ -89,13 +93,9 @@ def keep_for_stream(tensors: Iterable[torch.Tensor]) -> None:
 
 def elements(tensor: torch.Tensor) -> list[float]:
     """Return the elements of a tensor in host memory."""
-    values: list[float] = _flat(tensor).tolist()
-    return values
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
     dense = tensor if tensor.layout is _STRIDED else tensor.to_dense()
-    return dense.reshape(-1)
+    values: list[float] = dense.reshape(-1).tolist()
+    return values
 
 
 def host_norm(tensor: torch.Tensor) -> float:

@@ -34,42 +34,6 @@ def details(ledger: Any, kind: str) -> list[dict[str, Any]]:
 # --- schedulers -----------------------------------------------------------------------------------
 
 
-def _early(scheduler: Any) -> None:
-    scheduler.step()
-
-
-def _with_an_epoch(scheduler: Any) -> None:
-    scheduler.optimizer.step()
-    scheduler.step(3)
-
-
-@pytest.mark.filterwarnings("always")
-@pytest.mark.parametrize(
-    ("careless", "kind"),
-    [
-        (_early, "StepLR"),
-        (_early, "OneCycleLR"),
-        (_with_an_epoch, "StepLR"),
-    ],
-)
-def test_a_warning_names_the_line_that_it_names_without_us(kind: str, careless: Any) -> None:
-    said = []
-    for recorded in (False, True):
-        net = model()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        scheduler = MADE[kind](optimizer)
-        with warnings.catch_warnings(record=True) as caught:
-            if recorded:
-                with av.record(net, optimizer):
-                    careless(scheduler)
-            else:
-                careless(scheduler)
-        said.append([(one.filename, one.lineno, str(one.message)) for one in caught])
-    assert said[0] == said[1]
-    mine = {line[0] for line in said[0]}
-    assert said[0] == [] or __file__ in mine, "torch itself warns of another line: the test shows nothing"
-
-
 class Warmup(lr_scheduler.LRScheduler):
     """A user's own, which steps in a way of its own."""
 
