@@ -231,36 +231,31 @@ def field(
     if not names or any(one.names != names for one in paths):
         return None
     models = [path(ledger) for ledger in right]
-    ranges = []
-    for i in range(len(names)):
-        columns = [one.points[:, i] for one in paths]
-        typical = [model.points[:, i] for model in models]
-        ranges.append(_range(columns, typical))
-    across = ranges[0]
-    up = ranges[-1]
-    runs = len(paths)
+    across = _range(paths, models, 0)
+    up = _range(paths, models, len(names) - 1)
     if len(names) == 2:
         if loss is None:
-            return Field(names, names, across, up, runs=runs)
+            return Field(names, names, across, up, runs=len(paths))
         raise TypeError(f"loss is given for {' and '.join(names)}; expected one weight")
     if loss is None:
         longest = max(len(one.events) for one in paths)
         steps = (0.0, max(longest, 2) - 1.0)
-        return Field(names, ("step", *names), steps, up, runs=runs)
+        return Field(names, ("step", *names), steps, up, runs=len(paths))
     across = _with_valley(loss, across)
     heights, curve = _curve(loss, across)
-    return Field(names, (*names, "loss"), across, heights, loss, curve, runs)
+    axes = (*names, "loss")
+    return Field(names, axes, across, heights, loss, curve, len(paths))
 
 
-def _range(paths: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> Range:
-    """Return the lowest and the highest value; a run that runs away is left out, so that the others are seen."""
-    values = np.concatenate(paths)
+def _range(paths: Sequence[WeightPath], right: Sequence[WeightPath], i: int) -> Range:
+    """Return an element's lowest and highest value; a run that runs away is left out, so that the others are seen."""
+    values = np.concatenate([one.points[:, i] for one in paths])
     values = values[np.isfinite(values)]
     if not values.size:
         return -1.0, 1.0
     begin = float(values[0])
-    reaches = [_reach(one, begin) for one in paths]
-    typical = [_reach(one, begin) for one in right]
+    reaches = [_reach(one.points[:, i], begin) for one in paths]
+    typical = [_reach(one.points[:, i], begin) for one in right]
     moving = list(filter(None, typical or reaches)) or [0.0]
     limit = _LONG * median_low(moving)
     most = max((reach for reach in reaches if reach <= limit), default=limit)

@@ -1,4 +1,4 @@
-"""Every control of every player, explorer and prediction in the book by mouse, each kind by finger and by keyboard.
+"""Every control of every player, explorer and prediction in the book, by mouse.
 
 Nothing is listed here: what a page holds is found on the page, so that what a later chapter brings is driven too.
 """
@@ -11,27 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.book.conftest import built_pages
-from tests.thorough import THOROUGH
 
 Open = Callable[..., Any]
 Address = Callable[[str, str], str]
-WAYS: dict[str, dict[str, Any]] = {
-    "finger": {"mode": "dark", "width": 375, "has_touch": True},
-    "keyboard": {"mode": "light", "reduced_motion": "reduce"},
-}
-# Between them they have each kind of control and each form of a prediction that the book has. With THOROUGH=1 all pages
-# are visited, and one that brings another kind belongs here.
-AT_EACH_PUSH = (
-    "api.html",
-    "chapters/01_graphs.html",
-    "chapters/02_zero_grad.html",
-    "chapters/03_accumulation.html",
-    "chapters/05_choosing.html",
-    "chapters/10_your_own.html",
-)
 SCOPES = ".av-xtop, .av-both, .av-frame"
 VIEWS = "[data-accumviz-explorer], [data-accumviz-player]"
 # Which view of the page a scope is in, and which scope of that view it is: other views may gain and lose theirs.
@@ -54,9 +37,6 @@ PREPARE = """() => {
         }
         return found;
     };
-    /** What a hand finds there: its controls, without what they are called. */
-    window.kinds = scope => [...controls(scope)].map(([name, {localName, type}]) =>
-        `${scope.className} ${many.test(name) ? name : `${localName} ${type || ""}`}`);
     /** All that a control can change, what is in the page and what fields hold, as a number. */
     window.state = scope => {
         const root = scope.closest("[data-accumviz-explorer]") || scope;
@@ -101,19 +81,12 @@ PREPARE = """() => {
         await settled();
         return [look(scope), quarrels(scope), Boolean(scope.querySelector("button[aria-label=pause]"))];
     };
-    /** Rows, nodes and the timeline are a mouse's; the keyboard has the list, the graph and the slider. */
-    window.about = (control, keyboard) => {
-        // Of a group of radios, Tab reaches the one that is chosen.
-        const reached = control.tabIndex >= 0 && !control.matches("[type=radio]:not(:checked)");
-        const scrolls = control.matches("[role=group][tabindex]:not(.av-in-graph *)");
-        return [control.localName, control.type || "", keyboard ? !reached || scrolls : control.matches("[tabindex]")];
-    };
+    window.about = control => [control.localName, control.type || "", control.matches("[tabindex]")];
 }"""
 NTH = "([selector, i]) => document.querySelectorAll(selector)[i]"
 SETTLE = "() => settled()"
 VERDICT = "> .av-ask > .av-verdict"
 LOOK_AGAIN = "scope => lookAgain(scope)"
-KEYS = {"checkbox": [" ", " "], "radio": ["ArrowDown", "ArrowUp"], "range": ["ArrowRight", "ArrowLeft"]}
 
 
 # Where a hand finds a control that lies open there; None for one that has to be waited or looked for.
@@ -129,41 +102,29 @@ ANOTHER = """one => one.type === 'radio' &&
 
 
 class Hand:
-    """Someone at a page, with one way of doing things."""
+    """Someone at a page, with a mouse."""
 
-    def __init__(self, page: Any, way: str) -> None:
-        self.page, self.way = page, way
-
-    def about(self, control: Any) -> tuple[str, str, bool]:
-        """Its tag and type, and whether this way leaves it out."""
-        tag, kind, out = control.evaluate("(control, keyboard) => about(control, keyboard)", self.way == "keyboard")
-        return tag, kind, out
+    def __init__(self, page: Any) -> None:
+        self.page = page
 
     def act(self, control: Any, again: bool, about: tuple[str, str] | None = None) -> None:
         """Use a control as it is used; the second time the other way round."""
         tag, kind = about or control.evaluate("control => [control.localName, control.type || '']")
         if kind == "search":
             control.fill("nothing is called so" if not control.input_value() else "")
-        elif self.way == "keyboard":
-            self.press(control, tag, kind, again)
         elif tag == "select":  # its list is the browser's own
             control.select_option(index=int(again))
         else:
             across = 0.5 if tag != "canvas" and kind != "range" else 0.1 if again else 0.9
             spot = control.evaluate(SPOT, across)
             if spot is not None:  # a third of what Playwright's own way takes, which looks twice
-                (self.page.touchscreen.tap if self.way == "finger" else self.page.mouse.click)(*spot)
+                self.page.mouse.click(*spot)
                 return
             place: dict[str, Any] = {}
             if across != 0.5:
                 box = control.bounding_box()
                 place = {"position": {"x": box["width"] * across, "y": box["height"] / 2}}
-            (control.tap if self.way == "finger" else control.click)(**place)
-
-    def press(self, control: Any, tag: str, kind: str, again: bool) -> None:
-        control.focus()
-        usual = ["Enter", " "] if tag in {"button", "a"} else ["ArrowDown", "ArrowUp"]
-        self.page.keyboard.press(KEYS.get(kind, usual)[again])
+            control.click(**place)
 
     def named(self, scope: Any, name: str) -> Any:
         return scope.evaluate_handle("(scope, name) => window.controls(scope).get(name)", name).as_element()
@@ -175,7 +136,7 @@ class Hand:
             control = self.named(scope, name)
             if control is None:
                 continue
-            tag, kind, out = self.about(control)
+            tag, kind, out = control.evaluate("control => about(control)")
             if out:
                 continue
             before, said, link = scope.evaluate("scope => look(scope)")
@@ -204,7 +165,7 @@ class Hand:
         if name.startswith(("INPUT", "SELECT", "CANVAS")):
             chosen = self.named(scope, name)
             other = chosen and chosen.evaluate_handle(ANOTHER).as_element()
-            if other is not None and self.way != "keyboard":
+            if other is not None:
                 self.act(other, again=False)
             return  # the other way round is enough for the rest of these
         what = "moment" if "moment" in name else "event"
@@ -227,23 +188,15 @@ def with_widgets(site: Path) -> list[str]:
     return [name for name in built_pages() if re.search("data-accumviz|av-predict", (site / name).read_text())]
 
 
-def driven(watched: Any, scopes: Any, way: str, known: set[str] | None = None) -> list[int]:
-    """Use every control of the scopes, or of those with a kind that is not known yet; returns which scopes these were.
-
-    The kinds that were used are added to those that are known.
-    """
-    hand, used = Hand(watched.page, way), []
+def driven(watched: Any, scopes: Any) -> list[int]:
+    """Use every control of the scopes that are seen; returns which scopes these were."""
+    hand, used = Hand(watched.page), []
     for i in range(scopes.count()):
         # Asked of the page itself: Playwright looks for each in all of it, which takes as long as a click.
         scope = watched.page.evaluate_handle(NTH, [SCOPES, i]).as_element()
-        if scope is None or not scope.is_visible():
-            continue
-        kinds = set(scope.evaluate("scope => kinds(scope)"))
-        if known is None or kinds - known:
+        if scope is not None and scope.is_visible():
             assert list(hand.drive(scope)) == []
             used.append(i)
-            if known is not None:
-                known |= kinds
     return used
 
 
@@ -290,50 +243,44 @@ def reload_with_what_was_stored(page: Any, answered: int) -> None:
     page.reload()
 
 
-def answered_and_asked_again(watched: Any, way: str, which: list[int]) -> None:
+def answer(root: Any, hand: Hand, number: str, choice: str) -> None:
+    """Give a prediction's first answer, or this number."""
+    if root.locator("> .av-ask .av-field").count():
+        root.locator(".av-field").fill(number)
+    else:
+        hand.act(root.locator(f"> .av-ask .av-choice {choice}").first.element_handle(), again=False)
+    hand.act(root.locator("> .av-ask .av-check").element_handle(), again=False)
+
+
+def answered_and_asked_again(watched: Any) -> None:
     """Answer predictions and load the page again; be asked again and shown, once for each form that they have."""
-    page, hand, states = watched.page, Hand(watched.page, way), []
+    page, hand, states = watched.page, Hand(watched.page), []
     asked = page.locator(".av-predict[data-av-state]")
-    for i in which:
-        root = asked.nth(i)
+    for root in asked.all():
         for fold in root.locator("> .av-ask > .av-hint > summary").all():
-            hand.act(fold.element_handle(), again=False) if way != "keyboard" else fold.press("Enter")
+            hand.act(fold.element_handle(), again=False)
             assert fold.locator("..").get_attribute("open") is not None
-        if root.locator("> .av-ask .av-field").count():
-            hand.act(root.locator(".av-nothing").element_handle(), again=False)
-            assert root.locator(".av-field").input_value() == "None"
-            root.locator(".av-field").fill("123.456")
-        else:
-            radio = root.locator("> .av-ask .av-choice input").first
-            radio.press(" ") if way == "keyboard" else hand.act(radio.element_handle(), again=False)
-        hand.act(root.locator("> .av-ask .av-check").element_handle(), again=False)
+        answer(root, hand, "123.456", "input")
         if root.get_attribute("data-av-state") == "retry":
             assert "Try once more" in root.locator(VERDICT).inner_text()
             assert not root.locator("> .av-reveal > .av-recorded").is_visible()
-            if root.locator("> .av-ask .av-field").count():
-                root.locator(".av-field").fill("654.321")
-            else:
-                radio = root.locator("> .av-ask .av-choice input:enabled").first
-                radio.press(" ") if way == "keyboard" else hand.act(radio.element_handle(), again=False)
-            hand.act(root.locator("> .av-ask .av-check").element_handle(), again=False)
+            answer(root, hand, "654.321", "input:enabled")
         states.append((root.get_attribute("data-av-state"), root.locator(VERDICT).inner_text()))
         assert states[-1][0] in {"right", "wrong"}
         assert ("Right." in states[-1][1]) == (states[-1][0] == "right")
         assert ("You said" in states[-1][1]) == (states[-1][0] == "wrong")
         assert root.locator("> .av-reveal > .av-recorded").is_visible()
-    if len(which) == asked.count():
-        assert page.locator(SHUT).count() == 0, "an answer opens all that waits for it"
-    reload_with_what_was_stored(page, len(which))
-    again = [(asked.nth(i).get_attribute("data-av-state"), asked.nth(i).locator(VERDICT).inner_text()) for i in which]
+    assert page.locator(SHUT).count() == 0, "an answer opens all that waits for it"
+    reload_with_what_was_stored(page, len(states))
+    again = [(root.get_attribute("data-av-state"), root.locator(VERDICT).inner_text()) for root in asked.all()]
     assert again == states, page.evaluate("JSON.stringify({...localStorage})")
     forms = asked.evaluate_all(FORMS)
-    for i in {forms[i]: i for i in which}.values():
+    for i in {form: i for i, form in enumerate(forms)}.values():
         root = asked.nth(i)
         hand.act(root.locator("> .av-ask > .av-again").element_handle(), again=False)
         assert root.get_attribute("data-av-state") == "asked"
         assert not root.locator("> .av-reveal > .av-recorded").is_visible()
-        fold = root.locator("> .av-reveal > summary")
-        fold.press("Enter") if way == "keyboard" else hand.act(fold.element_handle(), again=False)
+        hand.act(root.locator("> .av-reveal > summary").element_handle(), again=False)
         page.wait_for_function("root => root.dataset.avState === 'skipped'", arg=root.element_handle())
         assert "Shown without a prediction" in root.locator(VERDICT).inner_text()
     assert watched.complaints == []
@@ -350,39 +297,9 @@ def test_a_page_obeys_a_mouse_remembers_answers_and_is_restored_by_its_permalink
         assert watched.page.locator(f".av-predict{target}").count() == 1
     assert asked or watched.page.locator("[data-answers]").count() == 0
     if asked:
-        answered_and_asked_again(watched, "mouse", [*range(asked)])
+        answered_and_asked_again(watched)
     if page_name in with_widgets(site):
         scopes = prepared(watched.page)
-        used = driven(watched, scopes, "mouse")
+        used = driven(watched, scopes)
         assert_permalinks_restore(watched, scopes, used, watch().page, place)
     assert watched.complaints == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("way", WAYS)
-def test_each_kind_of_player_explorer_and_prediction_obeys_and_is_restored(
-    way: str, watch: Open, address: Address, site: Path
-) -> None:
-    """By finger and by keyboard: what a permalink leads to, and what was answered."""
-    kinds: set[str] = set()
-    asked: set[str] = set()
-    late = []
-    for page_name in [*AT_EACH_PUSH, *(set(with_widgets(site)) - {*AT_EACH_PUSH} if THOROUGH else ())]:
-        watched, place = watch(**WAYS[way]), address(page_name, "file")
-        watched.page.goto(place)
-        scopes = prepared(watched.page)
-        forms = watched.page.locator(".av-predict[data-av-state]").evaluate_all(FORMS)
-        used = driven(watched, scopes, way, kinds)
-        if used:
-            assert_permalinks_restore(watched, scopes, used, watch(**WAYS[way]).page, place)
-        assert watched.complaints == []
-        if new := {form: i for i, form in reversed([*enumerate(forms)]) if form not in asked}:
-            asking = watch(**WAYS[way])  # what was unfolded above counts as shown, and is remembered
-            asking.page.goto(place)
-            answered_and_asked_again(asking, way, sorted(new.values()))
-        if (used or new) and page_name not in AT_EACH_PUSH:
-            late.append(page_name)
-        asked |= new.keys()
-    assert late == [], "these belong to AT_EACH_PUSH"
-    assert len(kinds) > 10
-    assert len(asked) >= 3

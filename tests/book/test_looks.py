@@ -105,7 +105,7 @@ def test_the_looks_of_a_visit_find_nothing_on_a_page_without_faults(visit: str, 
 
 
 def test_every_look_has_its_fault() -> None:
-    in_modes = {"the theme", "the reader's mode"}  # see test_a_page_in_the_wrong_mode_is_found
+    in_modes = {"the theme", "the reader's mode"}
     assert {name for visit in VISITS.values() for name in visit} - in_modes == FAULTS.keys()
 
 
