@@ -200,15 +200,8 @@ def scaling(ledger: Arrays) -> Scaling:
             changed[row] &= change.ratio != 1
         elif change.kind == "edit":
             changed[row] = change.remains
-    table = np.array(factors, float).reshape(-1, 4)
-    return Scaling(
-        at,
-        kind=table[:, 1].astype(int),
-        factor=table[:, 0],
-        ranks=table[:, 2],
-        reason=table[:, 3].astype(int),
-        changed=changed,
-    )
+    by, kind, ranks, reason = np.array(factors, float).reshape(-1, 4).T
+    return Scaling(at, kind.astype(int), by, ranks, reason.astype(int), changed)
 
 
 def _factor(change: _Change) -> _Factor:

@@ -16,6 +16,7 @@ from accumviz.ledger.events import Events, listed
 from accumviz.ledger.flow import SAME, number
 
 UNKNOWN, MEAN, SUM = range(3)
+_REDUCTIONS = {"mean": MEAN, "sum": SUM}
 
 
 class _Key(NamedTuple):
@@ -79,25 +80,15 @@ class Terms:
             seen[op] += 1
             key = _Key(site, op, seen[op])
             objective = self._keys.setdefault(key, len(self._keys))
-            terms.append(self._term(objective, term))
+            factor = number(term.get("factor"))
+            elements = number(term.get("elements"))
+            unknown = _unknown(term)
+            if unknown not in self.reasons:
+                self.reasons.append(unknown)
+            reduction = UNKNOWN if unknown else _REDUCTIONS[term["reduction"]]
+            place = self.reasons.index(unknown)
+            terms.append(_Term(objective, reduction, elements, factor, place))
         return terms
-
-    def _term(self, objective: int, term: Mapping[str, Any]) -> _Term:
-        factor = number(term.get("factor"))
-        elements = number(term.get("elements"))
-        reduction = {"mean": MEAN, "sum": SUM}.get(str(term.get("reduction")), UNKNOWN)
-        unknown = str(term.get("unknown") or "")
-        if not unknown and reduction == UNKNOWN:
-            unknown = "how its loss was reduced is not known"
-        elif not unknown and math.isnan(factor):
-            unknown = "its constant is not known"
-        if unknown not in self.reasons:
-            self.reasons.append(unknown)
-        if unknown:
-            reduction = UNKNOWN
-        return _Term(
-            objective, reduction, elements, factor, self.reasons.index(unknown)
-        )
 
     def objectives(
         self, at: np.ndarray, used: np.ndarray, step: np.ndarray, weight: np.ndarray
@@ -109,12 +100,12 @@ class Terms:
         keys = list(self._keys)
         objective = self.objective[at]
         merged = np.arange(len(keys))
-        for key in [key for key in keys if key.nth == 2]:
-            first = self._keys[key._replace(nth=1)]
-            same = [n for n, one in enumerate(keys) if one[:2] == key[:2]]
-            rows = used & np.isin(objective, same)
-            if self._alike_parts(same) and _adds_to_one(step[rows], weight[rows]):
-                merged[same] = first
+        for key in keys:
+            if key.nth == 2:
+                same = [n for n, one in enumerate(keys) if one[:2] == key[:2]]
+                rows = used & np.isin(objective, same)
+                if self._alike_parts(same) and _adds_to_one(step[rows], weight[rows]):
+                    merged[same] = same[0]
         kept, renumbered = np.unique(merged, return_inverse=True)
         names = self._names([keys[n] for n in kept.tolist()])
         return renumbered.reshape(-1)[objective], names
@@ -159,6 +150,17 @@ class Terms:
             seen[name] += 1
             names.append(name if seen[name] == 1 else f"{name} [{seen[name]}]")
         return tuple(names)
+
+
+def _unknown(term: Mapping[str, Any]) -> str:
+    """Return why a term cannot be read, "" where it can."""
+    if term.get("unknown"):
+        return str(term["unknown"])
+    if str(term.get("reduction")) not in _REDUCTIONS:
+        return "how its loss was reduced is not known"
+    if math.isnan(number(term.get("factor"))):
+        return "its constant is not known"
+    return ""
 
 
 def _adds_to_one(step: np.ndarray, weight: np.ndarray) -> bool:

@@ -20,7 +20,6 @@ from accumviz.ledger.flow import (
     UNREAD,
     Flow,
     Passage,
-    Product,
     steps_of,
 )
 from accumviz.ledger.objectives import MEAN, SUM, Terms
@@ -111,8 +110,7 @@ class Shares(Sequence[Share]):
         return next(self._rows([range(len(self))[index]]))
 
     def __iter__(self) -> Iterator[Share]:
-        for start in range(0, len(self), 1024):
-            yield from self._rows(slice(start, start + 1024))
+        return self._rows(slice(None))
 
     def _rows(self, where: Any) -> Iterator[Share]:
         columns = [getattr(self, name)[where].tolist() for name in Share._fields]
@@ -140,14 +138,6 @@ class Shares(Sequence[Share]):
         """For each row, whether what became of the contribution in `.grad` is unknown."""
         lost: np.ndarray = (self.unknown > 0) & (self.unknown < _UNCOUNTED)
         return lost
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Shares):
-            return NotImplemented
-        # Text, because NaN is no equal of itself.
-        return [*map(repr, self)] == [*map(repr, other)]
-
-    __hash__ = None  # type: ignore[assignment] # they hold arrays
 
     def __repr__(self) -> str:
         steps = len(np.unique(self.step))
@@ -318,7 +308,9 @@ def _followed(
     # What was erased may be in what was put there by hand.
     erased = lost & (happened.reason != BY_HAND) & ~overlapped
     reason = happened.reason
-    undone_by_hand, still_scaled = _still_scaled(flow, backward, happened)
+    scale = flow.events.detail("amp_scale", 1.0)[backward] * happened.unscaled
+    with np.errstate(divide="ignore", invalid="ignore"):
+        still_scaled = np.abs(np.log(scale)) > SAME_IN_HALF
     others = (
         (_SCALED, still_scaled),
         (_HOOKED, hooked[step] > hooked[backward]),
@@ -331,25 +323,13 @@ def _followed(
         step,
         backward,
         optimizer=step,
-        by_hand=happened.by_hand * undone_by_hand,
+        by_hand=happened.by_hand,
         clipped=happened.clipped,
         averaged=happened.averaged,
         erased=erased,
         again=erased,
         reason=np.where(erased, 0, reason),
     )
-
-
-def _still_scaled(
-    flow: Flow, backward: np.ndarray, happened: Product
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scale that a division by hand has undone, and whether another scale is left."""
-    scale = flow.events.detail("amp_scale", 1.0)[backward] * happened.unscaled
-    scale = np.maximum(scale, np.finfo(float).tiny)
-    scaled = np.abs(np.log(scale)) > SAME_IN_HALF
-    # To multiply by one over the scale by hand is to unscale.
-    undone = scaled & (np.abs(np.log(scale * happened.by_hand)) <= SAME_IN_HALF)
-    return np.where(undone, scale, 1.0), scaled & ~undone
 
 
 def _combined(flow: Flow, rows: _Readings, reached: np.ndarray) -> _Readings:
