@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import stat
 import struct
@@ -25,8 +26,8 @@ import numpy as np
 
 from accumviz import arguments
 
-_NAME, FORMAT = b"accumviz", 5
-MAGIC = b"%s %d\n" % (_NAME, FORMAT)
+FORMAT = 5
+MAGIC = b"accumviz %d\n" % FORMAT
 _FRAME = struct.Struct("<II")
 _HEADER_SIZE = struct.Struct("<I")
 # Plain numbers only: an object array is how a hostile file would smuggle code in.
@@ -99,9 +100,8 @@ def unpack(body: bytes) -> Chunk:
     for name, dtype, shape in whole["arrays"]:
         if dtype not in _DTYPES:
             raise ValueError(f"array {name!r} has dtype {dtype!r}")
-        element, count = np.dtype(dtype), 1
-        for side in shape:
-            count *= side
+        element = np.dtype(dtype)
+        count = math.prod(shape)
         start, end = end, end + count * element.itemsize
         planes = np.frombuffer(raw[start:end], np.uint8)
         planes = planes.reshape(element.itemsize, count)
@@ -203,11 +203,7 @@ def valid(reader: Reader, decode: Callable[[Reader], T]) -> T:
         return decode(reader)
     except LedgerFileError:
         raise
-    except MemoryError as error:
-        raise LedgerFileError(
-            f"{str(reader.path)!r} needs more memory than there is"
-        ) from error
-    except _WRONG as error:
+    except (*_WRONG, MemoryError) as error:
         raise LedgerFileError(
             f"{str(reader.path)!r} is not a valid ledger: {error!r}"
         ) from error

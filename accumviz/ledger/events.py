@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -396,12 +395,12 @@ class Block:
     @classmethod
     def empty(cls, parameters: int, elements: int) -> Block:
         """Return a block of no events."""
-        wide = dict.fromkeys(("contribution", "grad", "state"), parameters)
-        wide |= dict.fromkeys(("added", "left", "weights"), elements)
-        wide |= {"codes": len(CODES), "numbers": len(NUMBERS)}
-        arrays = {
-            n: np.zeros((0, wide[n]), kind) for n, kind in ARRAYS.items() if n in wide
-        }
+        widths = {"codes": len(CODES), "numbers": len(NUMBERS)}
+        widths |= dict.fromkeys(("contribution", "grad", "state"), parameters)
+        widths |= dict.fromkeys(("added", "left", "weights"), elements)
+        arrays = {}
+        for name, width in widths.items():
+            arrays[name] = np.zeros((0, width), ARRAYS[name])
         return cls(dict.fromkeys(TABLES, ()), weighed=np.zeros(0, np.int32), **arrays)
 
 
@@ -424,12 +423,12 @@ def join(blocks: list[Block]) -> Block:
     if len(blocks) == 1:
         return blocks[0]
     gathered = Gatherer()
-    starts = itertools.accumulate((len(block.codes) for block in blocks), initial=0)
     parts = {name: [getattr(block, name) for block in blocks] for name in ARRAYS}
     parts["codes"] = [gathered.renumbered(block) for block in blocks]
-    parts["weighed"] = [
-        block.weighed + start for start, block in zip(starts, blocks, strict=False)
-    ]
+    start = 0
+    for number, block in enumerate(blocks):
+        parts["weighed"][number] = block.weighed + start
+        start += len(block.codes)
     blocks.clear()
     joined = {name: np.concatenate(parts.pop(name)) for name in ARRAYS}
     return Block(gathered.tables, **joined)

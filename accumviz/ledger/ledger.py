@@ -27,7 +27,7 @@ from accumviz.ledger.events import (
 from accumviz.ledger.flow import Flow, Outcomes, Window
 from accumviz.ledger.merge import merge
 from accumviz.ledger.shares import Shares, shares
-from accumviz.show import Displayed, save_page
+from accumviz.show import Displayed, counted, save_page
 
 __all__ = [
     "CHANGED",
@@ -47,6 +47,7 @@ __all__ = [
 
 # How much of a ledger its text shows.
 _ROWS, _COLUMNS = 12, 4
+_EXPECTED = {"event": "its number, as in ledger[0]", "parameter": "a name or a number"}
 
 
 class Recorded(Protocol):
@@ -180,39 +181,20 @@ class Ledger(Arrays, Displayed):
         return iter(self.events)
 
     def __getitem__(self, index: int) -> Event:
-        try:
+        if isinstance(index, slice):
             return self.events[index]
-        except (IndexError, TypeError):
-            if isinstance(index, slice):
-                raise
-            return self.events[self._place(index)]
+        return self.events[self._place(index)]
 
     def _place(self, event: int) -> int:
-        """The number of an event, counted from the end where it is negative."""
-        try:
-            return range(len(self))[event]
-        except IndexError:
-            there = (
-                f"expected 0 to {len(self) - 1}, or -1 for the last"
-                if len(self)
-                else "it has no events"
-            )
-            raise IndexError(f"no event {event} in this ledger; {there}") from None
-        except TypeError:
-            raise TypeError(
-                f"event={event!r:.80}; expected its number, as in ledger[0]; "
-                "ledger.of('step') gives the events of a kind, ledger.values('w') the numbers of a parameter"
-            ) from None
+        """Return the number of an event, counted from the end where it is negative."""
+        return _place("event", event, len(self))
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
         """The labels of all losses, in order of first appearance."""
         codes = self.columns.column("label")[self.columns.where("kind", "backward")]
-        found, first = np.unique(codes, return_index=True)
-        return tuple(
-            self.columns.tables["label"][code]
-            for code in found[np.argsort(first)].tolist()
-        )
+        table = self.columns.tables["label"]
+        return tuple(table[code] for code in dict.fromkeys(codes.tolist()))
 
     def of(self, kind: str) -> list[Event]:
         """The events of one kind.
@@ -235,27 +217,12 @@ class Ledger(Arrays, Displayed):
         the last, `TypeError` for anything else.
         """
         if not isinstance(parameter, str):
-            return self._column(parameter)
+            return _place("parameter", parameter, len(self.parameters))
         for i, candidate in enumerate(self.parameters):
             if parameter == candidate.name or parameter in candidate.aliases:
                 return i
         near = arguments.nearest(parameter, (p.name for p in self.parameters))
         raise KeyError(f"no parameter {parameter!r} in this ledger; nearest: {near}")
-
-    def _column(self, number: int) -> int:
-        count = len(self.parameters)
-        try:
-            if not isinstance(number, bool):
-                return range(count)[number]
-        except IndexError:
-            there = f"expected 0 to {count - 1}, or a name" if count else "it has none"
-            raise IndexError(f"no parameter {number} in this ledger; {there}") from None
-        except TypeError:
-            pass
-        raise TypeError(
-            f"parameter={number!r:.80}; expected a name or a column's number; "
-            f"there are: {', '.join(p.name for p in self.parameters[:3]) or 'none'}"
-        )
 
     def values(self, parameter: str | int, of: str = "grad") -> np.ndarray:
         """Element by element, what `.grad` held after each event (or `of="contribution"`).
@@ -347,28 +314,17 @@ class Ledger(Arrays, Displayed):
 
     def provenance(self) -> Provenance:
         """Which loss wrote into which parameter, and how much: the loss × parameter matrix."""
+        shape = (len(self.labels), len(self.parameters))
+        total = np.zeros(shape)
+        count = np.zeros(shape, np.int64)
         backward = self.columns.where("kind", "backward")
-        rows = {
-            label: np.flatnonzero(backward & self.columns.where("label", label))
-            for label in self.labels
-        }
-        total = np.array(
-            [
-                np.nansum(self.contribution[r], axis=0, dtype=np.float64)
-                for r in rows.values()
-            ]
-        )
-        count = np.array(
-            [(self.state[r] & CONTRIBUTED > 0).sum(axis=0) for r in rows.values()]
-        )
-        shape = (len(rows), len(self.parameters))
+        for row, label in enumerate(self.labels):
+            mine = backward & self.columns.where("label", label)
+            norms = self.contribution[mine]
+            total[row] = np.nansum(norms, axis=0, dtype=np.float64)
+            count[row] = (self.state[mine] & CONTRIBUTED > 0).sum(axis=0)
         names = tuple(p.name for p in self.parameters)
-        return Provenance(
-            self.labels,
-            names,
-            total.reshape(shape),
-            count.reshape(shape).astype(np.int64),
-        )
+        return Provenance(self.labels, names, total, count)
 
     def to_pandas(self) -> Any:
         """A pandas `DataFrame`, one row per event and parameter.
@@ -461,6 +417,24 @@ def load(path: str | Path, *, repair: bool = False) -> Ledger:
     """
     arguments.flag("repair", repair)
     return Ledger.read(path, repair=repair)
+
+
+def _place(noun: str, number: Any, count: int) -> int:
+    """Return a number among so many, counted from the end where it is negative."""
+    try:
+        if not isinstance(number, bool):
+            place: int = range(count)[number]
+            return place
+    except IndexError:
+        raise IndexError(
+            f"no {noun} {number} in this ledger; it has {counted(count, noun)}"
+        ) from None
+    except TypeError:
+        pass
+    raise TypeError(
+        f"{noun}={number!r:.80}; expected {_EXPECTED[noun]}: `ledger.of('step')` gives the events of a kind, "
+        "`ledger.values('w')` the numbers of a parameter"
+    )
 
 
 def ledger_of(source: Any) -> Ledger | None:
