@@ -23,7 +23,7 @@ from accumviz.views.payload import Ground, encode, identity, ledger_data
 _MOST_LAYOUTS = 40
 # To be raised, here and in `page.js`, when what a page is told is told otherwise: a notebook keeps outputs of several
 # versions, and each script takes what its own has written.
-FORMAT = 2
+FORMAT = 3
 # What the looks of a graph mean.
 _MARKS = (
     "Tinted: a leaf. Thick: the root. Faint: not built yet. Filled: runs now. Dashed: freed. "
@@ -33,7 +33,7 @@ _MARKS = (
 _BARS = "Bars grow from the thin line, zero, the oldest part first. Heavy line: .grad. Dotted line: .grad is None."
 _HATCHED = " Hatched: of other ranks, or unrecorded."
 _ASK = "Select a parameter to see what its .grad is made of. "
-_LEFT_OUT = "The graph of this backward was not kept."
+_LEFT_OUT = f"The graph of this backward was not kept, or not drawn: only {_MOST_LAYOUTS} of different form are."
 
 Data = dict[str, Any]
 
@@ -61,12 +61,10 @@ class Player(Displayed):
         told, blob = ledger_data(self.ledger, self.ground, self.levels)
         drawn = scenes(self.graphs)
         chosen = told["e"].get("i", range(len(self.ledger)))
-        of, undrawn = {}, {}
+        of = {}
         for i, event in enumerate(chosen):
             if event in drawn["of"]:
                 of[str(i)] = drawn["of"][event]
-            if event in drawn["undrawn"]:
-                undrawn[str(i)] = drawn["undrawn"][event]
         backwards = self.ledger.of("backward")
         first = self.graphs.get(backwards[0].index) if backwards else None
         built = first is not None and first.before
@@ -77,9 +75,9 @@ class Player(Displayed):
             "layouts": drawn["layouts"],
             "graphs": drawn["graphs"],
             "of": of,
-            "undrawn": undrawn,
+            "missing": drawn["missing"] if self.graphs else "",
             "before": words.before(built=built),
-            "bars": [_BARS, _HATCHED, ask, _LEFT_OUT],
+            "bars": [_BARS, _HATCHED, ask],
             "marks": _MARKS,
         }
         return data, blob
@@ -146,12 +144,11 @@ def play(
 
 @dataclass
 class _Form:
-    """A graph as it is drawn; `place` is where the page finds it (-1: nowhere, for the `reason`)."""
+    """A graph as it is drawn; `place` is where the page finds it (-1: nowhere)."""
 
     graph: Graph
     cards: list[Card]
     place: int = -1
-    reason: str = f"Not drawn: only {_MOST_LAYOUTS} graphs of different form are."
 
     def look(self) -> Any:
         """Return everything but the numbers: what is alike is laid out once."""
@@ -166,8 +163,7 @@ def scenes(graphs: Mapping[int, Graph]) -> Data:
     """Lay out graphs, those of one look once, since a loop builds the same one again.
 
     `layouts`, `graphs` (which layout, and the numbers on its cards), and `of`: event -> graph.
-    A graph with modules names its `other` form, folded. Why a graph is not drawn stands in
-    `undrawn`, by event.
+    A graph with modules names its `other` form, folded. `missing` says why an event has none.
     """
     shown: dict[int, list[_Form]] = {}
     alike: dict[str, list[_Form]] = {}
@@ -177,27 +173,26 @@ def scenes(graphs: Mapping[int, Graph]) -> Data:
             alike.setdefault(form.look(), []).append(form)
     layouts: list[Data] = []
     drawn: list[Data] = []
+    missing = _LEFT_OUT
     for same in [*alike.values()][:_MOST_LAYOUTS]:
         try:
             layouts.append(_layout(same))
-        except LayoutError as missing:
-            for form in same:
-                form.reason = str(missing)
-            continue
+        except LayoutError as error:
+            missing = str(error)
+            break
         edges = layouts[-1]["e"]
         for form in same:
             form.place = len(drawn)
             drawn.append(_data(form, len(layouts) - 1, edges))
-    of, undrawn = {}, {}
+    of = {}
     for event, (first, *others) in shown.items():
         if first.place < 0:
-            undrawn[event] = first.reason
             continue
         of[event] = first.place
         for other in others:
             if other.place >= 0:
                 drawn[first.place]["other"] = other.place
-    return {"layouts": layouts, "graphs": drawn, "of": of, "undrawn": undrawn}
+    return {"layouts": layouts, "graphs": drawn, "of": of, "missing": missing}
 
 
 def _data(form: _Form, layout: int, edges: Sequence[Sequence[Any]]) -> Data:

@@ -191,7 +191,7 @@ def test_without_graphviz_the_player_says_what_is_missing(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("accumviz.views.graph.graphviz", missing)
     data, _ = carried(play(toy(), {0: chain()}))
-    assert "pip install pygraphviz" in data["undrawn"]["0"]
+    assert "pip install pygraphviz" in data["missing"]
 
 
 def test_too_many_events_are_thinned_by_whole_windows_and_a_note_says_so() -> None:

@@ -48,7 +48,7 @@ const toBeSeen = ({ kinds }, { report }) => report.findings[0]?.event ?? kinds.i
 
 /** @param {LabRun} run @param {Ground} ground */
 export function stand(run, { uid, offers, put, slots, e, link }) {
-  const data = { ...run, layouts: [], graphs: [], of: {}, undrawn: {} };
+  const data = { ...run, layouts: [], graphs: [], of: {}, missing: "" };
   const ledger = new Ledger(data);
   const { length } = ledger;
   const first = data.weights ? -1 : 0; // what moves is seen from before it has moved

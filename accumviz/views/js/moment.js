@@ -96,7 +96,7 @@ function product({ graph, layout, nodes, done }, i) {
 /** What stands below the graph. @param {Ledger} ledger @param {Data} data @param {Moment} moment */
 export function remark(ledger, data, { owner, graph, now, coming, kept }) {
   if (coming) return data.before[1];
-  if (!graph) return data.undrawn[owner] || data.bars[3];
+  if (!graph) return data.missing;
   const past = `The graph of event ${ledger.index(owner)}, ${kept ? "retained" : "freed by its backward"}.`;
   return [now ? "" : past, ...data.layouts[graph.l].notes].join(" ").trim();
 }

@@ -71,7 +71,7 @@ function stateOf(model, length, first) {
 /** The panes for which there is something to show, as they stand on the page. @param {App} app */
 function panesOf(app) {
   const { ledger, data } = app;
-  app.graph = data.graphs.length || Object.keys(data.undrawn).length ? graphPane(app) : null;
+  app.graph = data.missing ? graphPane(app) : null;
   const time = ledger.length ? timePane(app) : null;
   const code = ledger.length && data.code.length ? codePane(app) : null;
   const grad = ledger.length && ledger.count ? gradPane(app) : null;

@@ -155,11 +155,12 @@ export interface Data {
   layouts: Layout[];
   graphs: GraphData[];
   of: Record<string, number>;
-  undrawn: Record<string, string>;
+  /** Why a backward has no graph; empty where none has. */
+  missing: string;
   marks: string;
-  /** What is said before the first event, of its graph; what bars and hatched ones mean; more; of a lost graph. */
+  /** What is said before the first event, of its graph; what bars and hatched ones mean; more. */
   before: [string, string];
-  bars: [string, string, string, string];
+  bars: [string, string, string];
   /** Lines of code, by their place, in which the run beside it differs, and how. */
   differs?: Record<number, string>;
   /** Of two runs side by side: the size of the largest graph, most saved bytes and events; events of all to come. */
