@@ -43,7 +43,7 @@ def modal_length(lengths: Iterable[int]) -> int:
 class WindowShare:
     """What one step read of one objective, before clips and averages.
 
-    `order` counts the steps of its optimizer. Of each backward, `weights` has its share, `each` the
+    Of each backward, `weights` has its share, `each` the
     weight of one element, `sizes` how many elements there are, and `by_hand` by how much `.grad`
     was multiplied after it. `read`: all constants are known; `known`: the reductions are, too;
     `mean`: none of them is a sum; `again`: an earlier step had used one of these backwards; `erased`
@@ -53,7 +53,6 @@ class WindowShare:
     optimizer: int
     objective: int
     step: int
-    order: int
     backwards: tuple[int, ...]
     weights: tuple[float, ...]
     each: tuple[float, ...]
@@ -95,6 +94,38 @@ class WindowShare:
     def judged(self) -> bool:
         """Whether the weight of each element is known, and was used by one step only."""
         return self.known and not self.again and min(self.each, default=0.0) > 0
+
+    @property
+    def alike(self) -> bool:
+        """Whether every element weighs the same, and how much is known."""
+        return self.judged and bool(is_close(min(self.each), max(self.each)))
+
+
+def _window_share(rows: Mapping[str, list[Any]], group: Sequence[int]) -> WindowShare:
+    """Return what one step read of one objective, of rows at these places."""
+    used = [row for row in group if not rows["erased"][row]]
+    erased = [rows["backward"][row] for row in group if rows["erased"][row]]
+
+    def column(name: str) -> tuple[Any, ...]:
+        values = rows[name]
+        return tuple([values[row] for row in used])
+
+    read = all(column("followed"))
+    return WindowShare(
+        rows["optimizer"][group[0]],
+        rows["objective"][group[0]],
+        rows["step"][group[0]],
+        column("backward"),
+        weights=column("weight"),
+        each=column("each"),
+        sizes=column("elements"),
+        by_hand=column("by_hand"),
+        mean=all(column("whole")),
+        read=read,
+        known=read and not any(column("opaque")),
+        again=any(column("again")),
+        erased=tuple(erased),
+    )
 
 
 class OptimizerHistory:
@@ -310,63 +341,10 @@ class LedgerAnalysis:
         groups: dict[tuple[int, int], list[int]] = {}
         for row, key in enumerate(zip(rows["step"], rows["objective"], strict=True)):
             groups.setdefault(key, []).append(row)
-        first_step: dict[tuple[int, int], int] = {}
         window_shares = []
         for group in groups.values():
-            share = self._window_share(rows, group, first_step)
-            window_shares.append(share)
+            window_shares.append(_window_share(rows, group))
         return window_shares
-
-    def _window_share(
-        self,
-        rows: Mapping[str, list[Any]],
-        group: Sequence[int],
-        first_step: dict[tuple[int, int], int],
-    ) -> WindowShare:
-        used = []
-        erased = []
-        for row in group:
-            if rows["erased"][row]:
-                erased.append(rows["backward"][row])
-            else:
-                used.append(row)
-
-        def column(name: str) -> tuple[Any, ...]:
-            values = rows[name]
-            return tuple([values[row] for row in used])
-
-        optimizer = rows["optimizer"][group[0]]
-        objective = rows["objective"][group[0]]
-        step = rows["step"][group[0]]
-        backwards = column("backward")
-        first = [first_step.setdefault((optimizer, b), step) for b in backwards]
-        read = all(column("followed"))
-        return WindowShare(
-            optimizer,
-            objective,
-            step,
-            self._step_numbers[optimizer, step],
-            backwards,
-            weights=column("weight"),
-            each=column("each"),
-            sizes=column("elements"),
-            by_hand=column("by_hand"),
-            mean=all(column("whole")),
-            read=read,
-            known=read and not any(column("opaque")),
-            again=any(each != step for each in first),
-            erased=tuple(erased),
-        )
-
-    @cached_property
-    def _step_numbers(self) -> dict[tuple[int, int], int]:
-        """For each optimizer and step, which of its steps it is."""
-        numbers: dict[tuple[int, int], int] = {}
-        for optimizer in np.unique(self.shares.optimizer).tolist():
-            steps = steps_of(self.ledger, (optimizer,))
-            for i, step in enumerate(steps.tolist()):
-                numbers[optimizer, step] = i
-        return numbers
 
     @cached_property
     def objectives(self) -> dict[tuple[int, int], list[WindowShare]]:
@@ -397,6 +375,11 @@ class LedgerAnalysis:
     def in_same_step(self, share: WindowShare) -> list[WindowShare]:
         """Return what a step read of all objectives, of which this is one."""
         return self.shares_of(share.step, share.optimizer)
+
+    def beside(self, share: WindowShare) -> list[WindowShare]:
+        """Return all losses of a window's backwards, of which this is one."""
+        every = self.in_same_step(share)
+        return [other for other in every if other.backwards == share.backwards]
 
     def micro_batches(self, share: WindowShare) -> int:
         """Count the backwards that a step consumed, of whatever objective."""

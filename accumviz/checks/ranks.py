@@ -19,7 +19,7 @@ from accumviz.checks.analysis import (
     is_close,
 )
 from accumviz.checks.report import CHAPTERS, Finding
-from accumviz.checks.weights import divisor
+from accumviz.checks.weights import _divisor as divisor
 from accumviz.ledger.events import CHANGED, PRESENT
 from accumviz.ledger.flow import number, scatters
 
@@ -425,7 +425,11 @@ def _windows(analysis: LedgerAnalysis, rank: int | None) -> list[RankWindow]:
         numbers.setdefault(optimizer.rank, []).append(optimizer.optimizer)
     of_rank = {o: r for r, optimizers in numbers.items() for o in optimizers}
     windows = []
+    orders: dict[tuple[int, int], int] = {}
     for share in analysis.window_shares:
+        orders[share.optimizer, share.objective] = order = (
+            orders.get((share.optimizer, share.objective), -1) + 1
+        )
         averaged = _averaged(analysis, share) if share.known and share.many else 0.0
         if averaged < 2:
             continue
@@ -437,7 +441,7 @@ def _windows(analysis: LedgerAnalysis, rank: int | None) -> list[RankWindow]:
         )
         windows.append(
             RankWindow(
-                (place, share.order, name),
+                (place, order, name),
                 its_rank if rank is None else rank,
                 min(share.each),
                 max(share.each),

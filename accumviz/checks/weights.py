@@ -1,7 +1,8 @@
 """Rules about what micro-batches weigh in a step: nothing divided, a wrong divisor, windows of other lengths.
 
-The shares give the verdict; each rule recognises one cause. What no rule recognises is `uneven-shares` or
-`sums-differ`, or a condition in the report's first line where it may be meant.
+The shares give the verdict: do elements weigh alike, and do the shares of a step add up to 1? Each rule recognises
+one cause. What no rule recognises is `uneven-shares` or `sums-differ`, or a condition in the report's first line where
+it may be meant.
 """
 
 from __future__ import annotations
@@ -26,67 +27,62 @@ _OWN_LENGTH = "micro_batches_in_this_window"
 _MUCH = 3 - 2 * math.sqrt(2)
 
 
+def _several(shares: Sequence[WindowShare]) -> list[WindowShare]:
+    """Return the windows that hold several micro-batches."""
+    return [share for share in shares if share.many > 1]
+
+
 # --- the divisor ------------------------------------------------------------------------------
 
 
 def loss_not_divided(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find mean losses that are added up at their full weight."""
     for shares in analysis.objectives.values():
-        several = [share for share in shares if share.many > 1]
+        several = _several(shares)
         undivided = all(_mixture(analysis, share) for share in several)
-        if several and undivided and not separate_tasks(analysis, several[0]):
+        if several and undivided and not _separate_tasks(analysis, several[0]):
             yield _undivided(analysis, several)
 
 
 def _undivided(analysis: LedgerAnalysis, several: list[WindowShare]) -> Finding:
-    # Where micro-batches draw one of several losses, all of them are a window's.
-    lengths = [analysis.micro_batches(share) for share in several]
-    if len(set(lengths)) >= len({share.many for share in several}):
-        lengths = [share.many for share in several]
+    lengths = [share.many for share in several]
     many = modal_length(lengths)
     share = several[lengths.index(many)]
     weights = _mixture(analysis, share)
-    # What an epoch cuts short stands alone; what has neighbours of its length was meant to be so long.
-    varied = len({one for one, other in pairwise(lengths) if one == other}) > 1
-    by = _OWN_LENGTH if varied else str(many)
     what = "mean losses" if len(weights) == 1 else "mixtures of losses"
     cause = (
         f"{many} {what} are added up without a division: the step reads {many} times the gradient of one large "
         "batch."
     )
-    if varied:
-        cause += (
-            f" Windows hold from {min(lengths)} to {max(lengths)}, each its own number."
+    by = str(many)
+    # What an epoch cuts short is rare; other windows were meant to be so long.
+    if max(lengths) > many or 2 * lengths.count(many) < len(lengths):
+        by = _OWN_LENGTH
+        cause = (
+            f"From {min(lengths)} to {max(lengths)} {what} are added up without a division: each step reads as many "
+            "times the gradient of one large batch."
         )
+    # One division of the line has to be right for all losses of its backward.
+    beside = analysis.beside(share)
+    alike = all(is_close(other.least, share.least) for other in beside)
     backward = analysis.ledger[share.backwards[0]]
     return analysis.finding_of(
         "loss-not-divided",
         "warning",
         share,
         evidence={
-            **name_of(analysis, share),
+            **_name_of(analysis, share),
             "micro-batches": many,
             "sum of shares": many * sum(weights),
             "a share": weights if len(weights) > 1 else weights[0],
         },
         cause=cause,
-        suggestion=divided(backward, by) if _one_divisor(analysis, share) else "",
+        suggestion=divided(backward, by) if alike or len(weights) > 1 else "",
         times=len(several),
     )
 
 
-def _one_divisor(analysis: LedgerAnalysis, share: WindowShare) -> bool:
-    """Return whether one division of the line is right for all losses of its backward."""
-    beside = [
-        other
-        for other in analysis.in_same_step(share)
-        if share.backwards[0] in other.backwards
-    ]
-    alike = all(is_close(other.least, share.least) for other in beside)
-    return alike or len(_mixture(analysis, share)) > 1
-
-
-def name_of(analysis: LedgerAnalysis, share: WindowShare) -> dict[str, str]:
+def _name_of(analysis: LedgerAnalysis, share: WindowShare) -> dict[str, str]:
     """Return which of several losses of one backward it is."""
     if len(analysis.ledger[share.backwards[0]].terms) < 2:
         return {}
@@ -99,11 +95,7 @@ def _mixture(analysis: LedgerAnalysis, share: WindowShare) -> list[float]:
         return []
     if is_close(share.least, 1.0):
         return [share.least]
-    parts = [
-        other
-        for other in analysis.in_same_step(share)
-        if other.backwards == share.backwards
-    ]
+    parts = analysis.beside(share)
     weights = [part.least for part in parts]
     if parts[0].objective != share.objective:
         return []  # said once, of the first of them
@@ -119,7 +111,7 @@ def _divided(analysis: LedgerAnalysis, share: WindowShare) -> int:
     return sum(bool(is_close(one, 1 / share.many)) for one in constants)
 
 
-def separate_tasks(analysis: LedgerAnalysis, share: WindowShare) -> bool:
+def _separate_tasks(analysis: LedgerAnalysis, share: WindowShare) -> bool:
     """Return whether each backward has parameters of its own: heads that are trained one after the other."""
     reached = analysis.contributed[list(share.backwards)]
     alone = reached & (reached.sum(axis=0) == 1)
@@ -129,7 +121,7 @@ def separate_tasks(analysis: LedgerAnalysis, share: WindowShare) -> bool:
 def double_division(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find losses divided by the number of micro-batches twice."""
     for shares in analysis.objectives.values():
-        several = [share for share in shares if share.many > 1]
+        several = _several(shares)
         twice = [share for share in several if _divided_twice(analysis, share)]
         # Half a loss is a choice that people make; a sixteenth of one is not. Every whole window has to agree.
         if not twice or twice[0].many < 3:
@@ -163,31 +155,29 @@ def _divided_twice(analysis: LedgerAnalysis, share: WindowShare) -> bool:
         return False
     if not share.mean:
         # Divided by all elements of a window, sums add up to 1; then by the number of micro-batches.
-        alike = share.judged and is_close(min(share.each), max(share.each))
-        return bool(alike) and _divided(analysis, share) > 0
+        return share.alike and _divided(analysis, share) > 0
     # A constant inside a mean may be a part of the loss, as its classes are.
     if not share.even or "own" in analysis.term(share):
         return False
-    if analysis.alone(share):
-        return True
     together = sum(other.least for other in analysis.in_same_step(share))
     # As many losses as there are micro-batches have a mean of which each weighs as little.
-    return not is_close(together * share.many, 1.0) and _divided(analysis, share) > 1
+    mean_of_several = is_close(together * share.many, 1.0)
+    twice = _divided(analysis, share) > 1 and not mean_of_several
+    return analysis.alone(share) or twice
 
 
 def wrong_divisor(analysis: LedgerAnalysis) -> Iterator[Finding]:
-    """Find losses divided by a whole number beside that of a window's micro-batches."""
+    """Find losses divided by one more or one less than a window's micro-batches."""
     for shares in analysis.objectives.values():
-        even = [share for share in shares if share.many > 1 and share.even]
+        even = [share for share in _several(shares) if share.even]
         many = modal_length(share.many for share in even)
         full = [share for share in even if share.many == many]
         if len(full) < 2 or 2 * len(full) < len(shares):
             continue
         share = full[0]
-        by = divisor(analysis, share)
-        paces = {s.many for s in analysis.window_shares if s.backwards}
+        by = _divisor(analysis, share)
         # A weight that is meant is multiplied with mostly; what one divides by is a count.
-        if by < 3 or abs(by - many) != 1 or by in paces or not analysis.alone(share):
+        if by < 3 or abs(by - many) != 1 or not analysis.alone(share):
             continue
         if not all(is_close(one.least, share.least) for one in full):
             continue
@@ -213,7 +203,7 @@ def wrong_divisor(analysis: LedgerAnalysis) -> Iterator[Finding]:
         )
 
 
-def divisor(analysis: LedgerAnalysis, share: WindowShare) -> int:
+def _divisor(analysis: LedgerAnalysis, share: WindowShare) -> int:
     """Return the whole number by which a loss was divided, and by nothing else; or 0."""
     by = round(1 / share.least) if 0 < share.least < 1 else 0
     term = analysis.term(share)
@@ -231,18 +221,21 @@ def partial_window_underscaled(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find short windows whose losses were divided by the length of a long one."""
     for shares in analysis.objectives.values():
         whole = _whole_window(shares)
-        weak = [s for s in shares if whole and _is_short(analysis, s, whole)]
-        if not weak or whole is None:
+        if whole is None:
+            continue
+        # A recording may have begun inside the first window.
+        weak = [share for share in shares[1:] if _is_short(analysis, share, whole)]
+        if not weak:
             continue
         share = weak[0]
         many = analysis.micro_batches(share)
         if analysis.micro_batches(whole) != whole.many:
             many = share.many
         held = f"{many} micro-batch{'es' * (many > 1)}"
-        cause = (
-            f"The window holds {held}, and each was divided by {whole.many}: its step reads "
-            f"{share.least * many:.3g} of the mean gradient."
-        )
+        backward = analysis.ledger[share.backwards[0]]
+        by = (
+            "" if backward.via else _OWN_LENGTH
+        )  # what a library divides by is not in this line
         yield analysis.finding_of(
             "partial-window-underscaled",
             "error",
@@ -253,35 +246,25 @@ def partial_window_underscaled(analysis: LedgerAnalysis) -> Iterator[Finding]:
                 "shares": [share.least] * many,
                 "sum of shares": share.least * many,
             },
-            cause=cause,
-            suggestion=_by_its_own(analysis, share, whole),
+            cause=(
+                f"The window holds {held}, and each was divided by {whole.many}: its step reads "
+                f"{share.least * many:.3g} of the mean gradient."
+            ),
+            suggestion=by and divided_by_another(backward, whole.many, by),
             times=len(weak),
         )
 
 
 def _whole_window(shares: Sequence[WindowShare]) -> WindowShare | None:
     """Return a window that is complete: several equal shares that add up to 1."""
-    for share in shares:
-        if share.many > 1 and share.even and is_close(share.total, 1.0):
+    for share in _several(shares):
+        if share.even and is_close(share.total, 1.0):
             return share
     return None
 
 
-def _by_its_own(
-    analysis: LedgerAnalysis, share: WindowShare, whole: WindowShare
-) -> str:
-    """Suggest to divide by a window's own number, unless a library divides."""
-    backward = analysis.ledger[share.backwards[0]]
-    if backward.via:
-        return ""
-    return divided_by_another(backward, whole.many, _OWN_LENGTH)
-
-
 def _is_short(analysis: LedgerAnalysis, share: WindowShare, whole: WindowShare) -> bool:
     """Return whether a window is shorter than a whole one, and was divided by as much."""
-    # A recording may have begun inside the first window.
-    if share.order == 0:
-        return False
     shorter = analysis.micro_batches(share) < analysis.micro_batches(whole)
     alike = share.even and not share.erased and is_close(share.least, whole.least)
     return shorter and alike and share.many < whole.many
@@ -290,10 +273,10 @@ def _is_short(analysis: LedgerAnalysis, share: WindowShare, whole: WindowShare) 
 def leftover_carried(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find what one epoch left over, consumed by the first step of the next one on top of its own."""
     for shares in analysis.objectives.values():
-        over = [share for share in shares if _carries(analysis, share, shares)]
+        over = _carried_over(analysis, shares)
         if not over:
             continue
-        share, whole = over[0], _usual_before(over[0], shares)
+        share, whole = over[0]
         carried = analysis.carried(share) or share.many - whole
         yield analysis.finding_of(
             "leftover-carried",
@@ -314,14 +297,33 @@ def leftover_carried(analysis: LedgerAnalysis) -> Iterator[Finding]:
         )
 
 
-def _usual_before(share: WindowShare, shares: Sequence[WindowShare]) -> int:
-    """Return how many of a window's last micro-batches are a whole one."""
-    lengths = {s.many for s in shares if s.many < share.many and _is_whole(s)}
-    return max(lengths, default=0)
+def _carried_over(
+    analysis: LedgerAnalysis, shares: Sequence[WindowShare]
+) -> list[tuple[WindowShare, int]]:
+    """Return the windows that begin with what was left over, and how many micro-batches a whole one holds."""
+    over = []
+    for share in shares[1:]:
+        whole = _whole_at_the_end(analysis, share, shares)
+        if whole:
+            over.append((share, whole))
+    return over
 
 
-def _is_whole(share: WindowShare) -> bool:
-    return share.read and share.many > 1 and _adds_up(share.weights)
+def _whole_at_the_end(
+    analysis: LedgerAnalysis, share: WindowShare, shares: Sequence[WindowShare]
+) -> int:
+    """Return how many micro-batches at a window's end are a whole one, where those before are left over; or 0."""
+    lengths = [s.many for s in _several(shares) if s.read and _adds_up(s.weights)]
+    whole = max((many for many in lengths if many < share.many), default=0)
+    if not whole or share.again or not share.read or _adds_up(share.weights):
+        return 0
+    # Without a loader to ask, a length says it; but windows may all be longer from some step on.
+    longer = [other.many > whole for other in _several(shares)]
+    grown = longer[:2] == [False, False] and longer[-2:] == [True, True]
+    carried = share.many < 2 * whole and not (grown and longer == sorted(longer))
+    if analysis.has_loaders:
+        carried = analysis.carried(share) > 0
+    return whole if carried and _adds_up(share.weights[-whole:]) else 0
 
 
 def _adds_up(weights: Sequence[float]) -> bool:
@@ -330,31 +332,16 @@ def _adds_up(weights: Sequence[float]) -> bool:
     return bool(is_close(total, 1.0) or is_close(total, float(len(weights))))
 
 
-def _carries(
-    analysis: LedgerAnalysis, share: WindowShare, shares: Sequence[WindowShare]
-) -> bool:
-    """Return whether a window has a whole one at its end, and more before that from the epoch before."""
-    whole = _usual_before(share, shares)
-    if not whole or share.again or not share.read or _adds_up(share.weights):
-        return False
-    if not _adds_up(share.weights[-whole:]):
-        return False
-    if analysis.has_loaders:
-        return analysis.carried(share) > 0
-    # Without a loader to ask, a length says it; but windows may all be longer from some step on.
-    longer = [other.many > whole for other in shares if other.many > 1]
-    since = longer.index(True)
-    grown = since > 1 and all(longer[since:]) and len(longer) > since + 1
-    return share.order > 0 and share.many < 2 * whole and not grown
-
-
 # --- elements ---------------------------------------------------------------------------------
 
 
 def token_mean_of_means(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find means over unequal numbers of elements, averaged as if they were equal."""
     for shares in analysis.objectives.values():
-        unequal = [s for s in shares if _is_unequal(analysis, s, shares)]
+        # What an epoch left over may be a smaller batch: that is another mistake.
+        over = [share for share, _ in _carried_over(analysis, shares)]
+        over += [share for share in shares if analysis.carried(share)]
+        unequal = [s for s in shares if _is_unequal(s) and s not in over]
         if not unequal:
             continue
         # Only the last micro-batch of a window may have been smaller.
@@ -362,23 +349,24 @@ def token_mean_of_means(analysis: LedgerAnalysis) -> Iterator[Finding]:
         worst = max(inside or unequal, key=_ratio)
         event = worst.backwards[worst.sizes.index(max(worst.sizes))]
         weighted = any(t.get("class_weights") for t in analysis.ledger[event].terms)
-        clipped = bool((analysis.shares.of(worst.step).clipped < 1).any())
         misplaced = _misplaced(worst)
         severity = "error" if misplaced > _MUCH else "warning"
         advice = "Add up sums, and divide by the number of elements in the window."
-        if not inside:
-            advice = "Only the last micro-batch of a window was smaller."
-        elif weighted:
+        if weighted:
+            severity = "note"
             advice = "They are counted with the weights of their classes."
+        if not inside:
+            severity = "note"
+            advice = "Only the last micro-batch of a window was smaller."
         yield analysis.finding_of(
             "token-mean-of-means",
-            "note" if weighted or not inside else severity,
+            severity,
             worst,
             event=event,
             evidence={
-                **name_of(analysis, worst),
+                **_name_of(analysis, worst),
                 "elements": list(worst.sizes),
-                f"weight per element{', before the clip' * clipped}": list(worst.each),
+                "weight per element, before any clip": list(worst.each),
                 "largest over smallest": _ratio(worst),
                 "weight on the wrong elements": misplaced,
             },
@@ -391,16 +379,11 @@ def token_mean_of_means(analysis: LedgerAnalysis) -> Iterator[Finding]:
         )
 
 
-def _is_unequal(
-    analysis: LedgerAnalysis, share: WindowShare, shares: Sequence[WindowShare]
-) -> bool:
+def _is_unequal(share: WindowShare) -> bool:
     """Return whether elements weigh differently, because there are more of them in some losses."""
-    if share.many < 2 or not share.judged or not _are_means(share):
+    if share.many < 2 or not share.judged or not _are_means(share) or share.alike:
         return False
-    unlike = not is_close(min(share.each), max(share.each))
-    # What an epoch left over may be a smaller batch: that is another mistake.
-    carried = analysis.carried(share) or _carries(analysis, share, shares)
-    return unlike and 0 < min(share.sizes) < max(share.sizes) and not carried
+    return 0 < min(share.sizes) < max(share.sizes)
 
 
 def _ratio(share: WindowShare) -> float:
@@ -431,256 +414,186 @@ def _only_the_last_is_smaller(share: WindowShare) -> bool:
 
 def uneven_shares(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find equal elements of one loss that weigh differently in most windows."""
-    for parts in analysis.objectives.values():
-        windows = [part for part in parts if part.many > 1 and part.judged]
-        uneven = [part for part in windows if _is_uneven(analysis, part)]
+    for shares in analysis.objectives.values():
+        windows = [share for share in _several(shares) if share.judged]
+        uneven = [share for share in windows if _is_uneven(analysis, share)]
         if not uneven or 2 * len(uneven) <= len(windows):
             continue
-        part = uneven[0]
-        by_hand = not is_close(min(part.by_hand), max(part.by_hand))
+        share = uneven[0]
         why = "Divide each loss by the same count."
-        if by_hand:
+        if len(set(share.by_hand)) > 1:
             why = "`.grad` is scaled by hand between backwards, and with it all that is there already."
         yield analysis.finding_of(
             "uneven-shares",
             "warning",
-            part,
+            share,
             evidence={
-                "micro-batches": part.many,
-                "shares": list(part.weights),
-                "sum of shares": part.total,
+                "micro-batches": share.many,
+                "shares": list(share.weights),
+                "sum of shares": share.total,
             },
             cause=(
                 "The micro-batches of a window do not count alike: an element of one weighs "
-                f"{_ratio(part):.3g} times an element of another. {why}"
+                f"{_ratio(share):.3g} times an element of another. {why}"
             ),
             times=len(uneven),
         )
 
 
-def _is_uneven(analysis: LedgerAnalysis, part: WindowShare) -> bool:
+def _is_uneven(analysis: LedgerAnalysis, share: WindowShare) -> bool:
     """Return whether equal micro-batches were divided by different counts, or in `.grad` again and again.
 
     A loss that is multiplied has a weight that is meant, and a `.grad` that keeps the same part each time fades on
     purpose.
     """
-    if len(set(part.sizes)) > 1 or is_close(part.least, max(part.weights)):
+    if share.alike or len(set(share.sizes)) > 1:
         return False
-    fading = [early / late for early, late in pairwise(part.by_hand)]
-    if not is_close(min(part.by_hand), max(part.by_hand)):
-        same = is_close(min(fading), max(fading))
-        return not same or bool(is_close(1 / fading[0], float(round(1 / fading[0]))))
-    terms = [term for b in part.backwards for term in analysis.ledger[b].terms]
+    fading = [early / late for early, late in pairwise(share.by_hand)]
+    if not all(is_close(part, 1.0) for part in fading):
+        fades = is_close(min(fading), max(fading))
+        return not fades or bool(is_close(1 / fading[0], float(round(1 / fading[0]))))
+    terms = [term for b in share.backwards for term in analysis.ledger[b].terms]
     return any("divisor" in term for term in terms)
 
 
-class _WindowSum(NamedTuple):
-    """What one step read of one loss, from whichever lines: how many micro-batches, and the sum of their shares."""
+class _StepSum(NamedTuple):
+    """What one step read of all losses: how many micro-batches, and the sum of their shares.
 
-    first: WindowShare
+    `unclipped` is that sum before an edit that shortened the whole window after its last backward; `weights` are the
+    shares, `each` the weights of one element.
+    """
+
+    share: WindowShare
     many: int
     total: float
-    before_the_last_edit: float
-    weights: tuple[float, float]
-    each: tuple[float, float]
+    unclipped: float
+    weights: list[float]
+    each: list[float]
+
+
+def _sums(analysis: LedgerAnalysis, optimizer: int) -> list[_StepSum]:
+    """Return the sums of an optimizer's steps, where all shares of all of them are known."""
+    every = [share for share in analysis.window_shares if share.many]
+    sums = []
+    for step in sorted({share.step for share in every if share.optimizer == optimizer}):
+        shares = analysis.shares_of(step, optimizer)
+        if not all(share.judged for share in shares):
+            return []
+        weights = [weight for share in shares for weight in share.weights]
+        each = [weight for share in shares for weight in share.each]
+        sums.append(
+            _StepSum(
+                shares[0],
+                analysis.micro_batches(shares[0]),
+                sum(weights),
+                sum(share.total / share.by_hand[-1] for share in shares),
+                weights,
+                each,
+            )
+        )
+    return sums
+
+
+def _differ(sums: list[_StepSum]) -> bool:
+    """Return whether sums differ, and neither by a clip by hand nor because more equal elements are added up."""
+    each = [weight for window in sums for weight in window.each]
+    if not all(window.share.mean for window in sums) and _all_close(each):
+        return False
+    totals = [window.total for window in sums]
+    unclipped = [window.unclipped for window in sums]
+    return not (_all_close(totals) or _all_close(unclipped))
+
+
+def _all_close(values: list[float]) -> bool:
+    return len(values) < 2 or bool(is_close(min(values), max(values)))
 
 
 def sums_differ(analysis: LedgerAnalysis) -> Iterator[Finding]:
-    """Find windows of one loss whose shares add up to different sums."""
-    for optimizer in {part.optimizer for part in analysis.window_shares}:
-        found = _of_different_sums(_windows_of_one_loss(analysis, optimizer))
-        if not found:
+    """Find windows whose shares add up to different sums, and not by a weight that follows a schedule."""
+    for optimizer in analysis.optimizers:
+        sums = _sums(analysis, optimizer.optimizer)
+        if not _are_wrong(sums):
             continue
-        largest = max(found, key=lambda window: window.total)
-        low, high = min(window.total for window in found), largest.total
+        largest = max(sums, key=lambda window: window.total)
+        low = min(window.total for window in sums)
         yield analysis.finding_of(
             "sums-differ",
             "warning",
-            largest.first,
+            largest.share,
             evidence={
-                "micro-batches": sorted({window.many for window in found}),
-                "sums of shares": [window.total for window in found],
+                "micro-batches": sorted({window.many for window in sums}),
+                "sums of shares": [window.total for window in sums],
             },
             cause=(
-                f"The shares of a window add up to {low:.3g} in one step and to {high:.3g} in another. "
+                f"The shares of a window add up to {low:.3g} in one step and to {largest.total:.3g} in another. "
                 "Divide by what each window holds."
             ),
-            times=len(found),
+            times=len(sums),
         )
 
 
-def _windows_of_one_loss(analysis: LedgerAnalysis, optimizer: int) -> list[_WindowSum]:
-    """Return the windows of an optimizer that has one loss, all of whose shares are known; none otherwise."""
-    objectives = [
-        shares for key, shares in analysis.objectives.items() if key[0] == optimizer
-    ]
-    kinds = set()
-    for shares in objectives:
-        event = analysis.ledger[shares[0].backwards[0]]
-        ops = tuple(str(term.get("op")) for term in event.terms)
-        kinds.add((event.label, ops, shares[0].mean))
-    every = [share for shares in objectives for share in shares]
-    if len(kinds) != 1 or not all(share.judged for share in every):
-        return []
-    steps = sorted({share.step for share in every})
-    of_steps = [analysis.shares_of(step, optimizer) for step in steps]
-    together = all(_are_together(shares) for shares in of_steps)
-    return [_window_sum(shares) for shares in of_steps] if together else []
+def _are_wrong(sums: list[_StepSum]) -> bool:
+    """Return whether sums differ where one number divides windows of several lengths, or several those of one.
 
-
-def _are_together(shares: list[WindowShare]) -> bool:
-    """Return whether no loss is one that some micro-batches have and others do not."""
-    groups = {share.backwards for share in shares}
-    every = {b for backwards in groups for b in backwards}
-    return sum(map(len, groups)) == len(every)
-
-
-def _window_sum(shares: list[WindowShare]) -> _WindowSum:
-    each = [weight for share in shares for weight in share.each]
-    weights = [weight for share in shares for weight in share.weights]
-    return _WindowSum(
-        shares[0],
-        len(weights),
-        sum(weights),
-        sum(share.total / share.by_hand[-1] for share in shares),
-        (min(weights), max(weights)),
-        (min(each), max(each)),
-    )
-
-
-def _of_different_sums(windows: list[_WindowSum]) -> list[_WindowSum]:
-    """Return the windows whose sums differ by another count, and not by a schedule; none where there are none."""
-    length = modal_length(window.many for window in windows)
-    full = [window for window in windows if window.many == length]
-    # A recording may have begun inside the first window.
-    totals = [window.total for window in full][1:]
-    low = min((window.each[0] for window in full), default=0.0)
-    same_elements = is_close(low, max((w.each[1] for w in full), default=0.0))
-    if _differ(full[1:]) and not same_elements and not _annealed(totals):
-        return full if full[0].first.mean else []
-    return _of_other_lengths(windows, length)
-
-
-def _differ(windows: list[_WindowSum]) -> bool:
-    """Return whether sums differ, and not by a clip by hand: what shortens a whole window after its last backward."""
-    sums = [window.total for window in windows]
-    unclipped = [window.before_the_last_edit for window in windows]
-    if len(windows) < 2 or is_close(min(sums), max(sums)):
-        return False
-    return not is_close(min(unclipped), max(unclipped))
-
-
-def _of_other_lengths(windows: list[_WindowSum], length: int) -> list[_WindowSum]:
-    """Return the windows, where several have another length than most, and all are divided by one number.
-
-    One longer window may be meant. Where an epoch ends, one is short; the first and the last may be cut.
+    A recording may have begun inside the first window, and ended inside the last; one window of another length may be
+    meant, and so may sums that only fall or only rise.
     """
-    if not windows or not windows[0].first.mean:
-        return []
-    low, high = min(w.weights[0] for w in windows), max(w.weights[1] for w in windows)
-    odd = [window for window in windows[1:-1] if window.many != length]
-    whole = [window for window in windows if is_close(window.total, 1.0)]
-    longer = [window for window in windows if window.total > 1.001]
-    if not is_close(low, high) or len(odd) < 2 or (whole and len(longer) < 2):
-        return []
-    return windows
-
-
-def _annealed(totals: list[float]) -> bool:
-    """Return whether sums only fall or only rise, as the weight of a loss does that follows a schedule."""
-    falls = all(later <= early * 1.001 for early, later in pairwise(totals))
-    rises = all(later >= early * 0.999 for early, later in pairwise(totals))
-    return len(totals) > 2 and (falls or rises)
+    if not _differ(sums[1:]) or not all(window.share.mean for window in sums):
+        return False
+    weights = [weight for window in sums for weight in window.weights]
+    lengths = [window.many for window in sums]
+    usual = modal_length(lengths)
+    if _all_close(weights):
+        odd = [window for window in sums[1:-1] if window.many != usual]
+        whole = [window for window in sums if is_close(window.total, 1.0)]
+        longer = [window for window in sums if window.total > 1.001]
+        return len(odd) > 1 and (not whole or len(longer) > 1)
+    full = [window for window in sums[1:] if window.many == usual]
+    totals = [window.total for window in full]
+    return _differ(full) and totals not in (sorted(totals), sorted(totals)[::-1])
 
 
 # --- what has to be meant ---------------------------------------------------------------------
 
 
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
-    """Say what has to be meant for a healthy loop to be so."""
-    yield _constant_sum(analysis) or _meant_sums(analysis)
-    yield _other_weights(analysis)
-    yield _meant_uneven(analysis)
-
-
-def _constant_sum(analysis: LedgerAnalysis) -> str:
-    """Name the sum to which the shares of every window add up, where no loss of a step has 1, nor all together."""
-    for parts in analysis.objectives.values():
-        several = [part for part in parts if part.many > 1]
-        sums = [_sums_of_step(analysis, part) for part in several]
-        if len(several) < 2 or not all(part.even for part in several):
+    """Say what has to be meant for a healthy loop to be so: sums that are not 1, or differ, and uneven weights."""
+    for shares in analysis.objectives.values():
+        yield _meant_sum(analysis, _several(shares))
+        yield _meant_uneven(shares)
+    for optimizer in analysis.optimizers:
+        sums = _sums(analysis, optimizer.optimizer)
+        # The sums of several ranks may be whole together.
+        whole_of_ranks = number(analysis.ledger.meta.get("ranks")) > 1
+        if whole_of_ranks and not all(window.share.mean for window in sums):
             continue
-        if separate_tasks(analysis, several[0]):
-            continue
-        total = several[0].total
-        constant = all(is_close(part.total, total) for part in several)
-        odd = not any(is_close(one, 1.0) for of_step in sums for one in of_step)
-        if (
-            constant
-            and odd
-            and all(1.001 * total >= max(of_step[1:]) for of_step in sums)
-        ):
-            return f"a sum of {total:.3g} is meant in every step"
-    return ""
+        if _differ(sums):
+            totals = [window.total for window in sums]
+            yield f"sums of shares from {min(totals):.3g} to {max(totals):.3g} are meant"
 
 
-def _meant_sums(analysis: LedgerAnalysis) -> str:
-    """Name the sums to which the shares of windows of one loss add up, where they differ."""
-    several_ranks = number(analysis.ledger.meta.get("ranks")) > 1
-    for parts in analysis.objectives.values():
-        judged = [p for p in parts if p.judged and analysis.alone(p) and not p.erased]
-        sums = [_window_sum([part]) for part in judged]
-        if not _differ(sums):
-            continue
-        each = [weight for one in sums for weight in one.each]
-        # Where elements weigh alike, sums may be of several lengths; over several ranks they are whole together.
-        alike = is_close(min(each), max(each)) or several_ranks
-        if judged[0].mean or not alike:
-            totals = [part.total for part in judged]
-            return (
-                f"sums of shares from {min(totals):.3g} to {max(totals):.3g} are meant"
-            )
-    return ""
+def _meant_sum(analysis: LedgerAnalysis, several: list[WindowShare]) -> str:
+    """Name the sum of each window's shares of a loss, where neither it nor that of all losses is 1."""
+    even = several and all(share.even for share in several)
+    if not even or not _all_close([share.total for share in several]):
+        return ""
+    share = several[0]
+    totals = [other.total for other in analysis.in_same_step(share)]
+    if is_close(share.total, 1.0) or is_close(sum(totals), 1.0):
+        return ""
+    # A weight beside a loss that is whole is seen to be one where it is divided as well.
+    beside_a_whole = any(is_close(total, 1.0) for total in totals)
+    by_hand = is_close(share.by_hand[0] * share.many, 1.0)
+    if beside_a_whole and (by_hand or _divided(analysis, share)):
+        return ""
+    name = analysis.shares.objectives[share.objective]
+    of = "" if len(totals) == 1 else f" for {name}"
+    return f"a sum of {share.total:.3g} is meant in every step{of}"
 
 
-def _sums_of_step(analysis: LedgerAnalysis, part: WindowShare) -> list[float]:
-    """Return the sum of a step's shares, and the sum of each loss."""
-    totals = [other.total for other in analysis.in_same_step(part)]
-    return [sum(totals), *totals]
-
-
-def _other_weights(analysis: LedgerAnalysis) -> str:
-    """Name the weight of a loss that is not divided where another one of its backward is."""
-    for parts in analysis.objectives.values():
-        part = next((part for part in parts if part.many > 1), None)
-        if part is None or not part.equal or _is_divided(analysis, part):
-            continue
-        others = [
-            o for o in analysis.in_same_step(part) if o.backwards == part.backwards
-        ]
-        together = is_close(sum(other.total for other in others), 1.0)
-        if together or not any(_is_divided(analysis, other) for other in others):
-            continue
-        weight = part.total if part.mean else sum(part.each)
-        name = analysis.shares.objectives[part.objective]
-        return f"a weight of {weight:.3g} in every step is meant for {name}"
-    return ""
-
-
-def _is_divided(analysis: LedgerAnalysis, share: WindowShare) -> bool:
-    if is_close(share.total, 1.0) or _divided(analysis, share):
-        return True
-    return bool(is_close(share.by_hand[0] * share.many, 1.0))
-
-
-def _meant_uneven(analysis: LedgerAnalysis) -> str:
+def _meant_uneven(shares: Sequence[WindowShare]) -> str:
     """Name how differently equal micro-batches weigh, where a weight or a `.grad` that fades may be meant."""
-    for parts in analysis.objectives.values():
-        for part in parts:
-            alike = part.many < 2 or not part.judged or len(set(part.sizes)) > 1
-            if not alike and not is_close(min(part.each), max(part.each)):
-                low, high = part.least, max(part.weights)
-                return (
-                    f"micro-batches that weigh from {low:.3g} to {high:.3g} are meant"
-                )
+    for share in _several(shares):
+        if share.judged and len(set(share.sizes)) == 1 and not share.alike:
+            return f"micro-batches that weigh from {share.least:.3g} to {max(share.weights):.3g} are meant"
     return ""
