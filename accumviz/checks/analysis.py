@@ -422,16 +422,6 @@ class LedgerAnalysis:
         return self.events.detail("moved", default=False)
 
     @cached_property
-    def armed(self) -> list[bool | None]:
-        """For each event, whether the last forward had armed the all-reduce of this backward; None without DDP."""
-        return list(self.events.detail("armed", None).tolist())
-
-    @cached_property
-    def no_sync(self) -> list[bool | None]:
-        """For each event, whether the flag was down when this backward began; None without DDP."""
-        return list(self.events.detail("no_sync", None).tolist())
-
-    @cached_property
     def has_loaders(self) -> bool:
         """Whether a loader was seen at work."""
         return bool(self.events.where("kind", "loader").any())
@@ -483,11 +473,6 @@ class LedgerAnalysis:
             if first < begins < last and self.backward[begins:ends].any():
                 anew = begins
         return sum(backward < anew for backward in share.backwards)
-
-    @property
-    def single(self) -> bool:
-        """Whether there is one rank: what averages over all of them changes nothing."""
-        return self.ledger.meta.get("ranks") == 1
 
     def listed(self, name: str) -> Sequence[Any]:
         """Return what the ledger's meta lists under this name; nothing where it is no list."""

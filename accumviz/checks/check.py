@@ -103,7 +103,6 @@ RULES = (
         weights.wrong_divisor,
         (),
         _SHARES,
-        several.divided_by_ranks,
     ),
     Rule(
         "partial-window-underscaled",
@@ -155,7 +154,7 @@ def check(recording: Ledger | Recorded) -> Report:
         judged.reason,
         judged.unjudged,
         judged.counts,
-        judged.condition,
+        _condition([judged]),
     )
 
 
@@ -179,8 +178,15 @@ def check_ranks(ledgers: Iterable[Ledger]) -> Report:
         _reason_of_ranks(judged),
         unjudged,
         counts,
-        next((one.condition for one in judged if one.condition), ""),
+        _condition(judged),
     )
+
+
+def _condition(judged: Sequence[_Judged]) -> str:
+    """Say what has to be meant in the first ledger where something has, or else of all of them together."""
+    summaries = [one.summary for one in judged if one.summary is not None]
+    of_each = [one.condition for one in judged if one.condition]
+    return next(iter([*of_each, *several.conditions(summaries)]), "")
 
 
 def _reason_of_ranks(judged: Sequence[_Judged]) -> str:
@@ -235,8 +241,9 @@ def _judge(ledger: Ledger, rank: int | None) -> _Judged:
         *windows.conditions(analysis),
         *weights.conditions(analysis),
         *owners.conditions(analysis),
+        *order.conditions(analysis),
     ]
-    judged.condition = ", and if ".join(filter(None, conditions))
+    judged.condition = ", and if ".join(dict.fromkeys(filter(None, conditions)))
     return judged
 
 

@@ -6,11 +6,10 @@ import math
 import re
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
-from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory, is_close
+from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import (
     added_above,
@@ -19,7 +18,7 @@ from accumviz.checks.suggestions import (
     moved_below,
 )
 from accumviz.ledger.events import Event
-from accumviz.ledger.flow import SAME, SAME_IN_HALF, number
+from accumviz.ledger.flow import SAME, number
 
 
 def lines_of(
@@ -180,14 +179,12 @@ def _clips_scaled(
     if not inside.size or optimizer.clip_ratio(clip) >= 1 - SAME:
         return False
     # The limit may be as many times larger.
-    scaled_limit = "get_scale" in analysis.ledger[clip].source
-    if scaled_limit or optimizer.changing_between("unscale", since, clip).size:
+    if "get_scale" in analysis.ledger[clip].source:
         return False
+    unscales = optimizer.changing_between("unscale", since, clip)
     # A hand may have unscaled.
-    scale = _scale(analysis, scaled, clip)
-    edits = optimizer.changing_between("edit", int(inside[-1]), clip).tolist()
-    ratios = [optimizer.clip_ratio(edit) * scale for edit in edits]
-    return not any(is_close(ratio, 1.0, SAME_IN_HALF) for ratio in ratios)
+    edits = optimizer.changing_between("edit", int(inside[-1]), clip)
+    return not (unscales.size or edits.size)
 
 
 def backward_after_unscale(analysis: LedgerAnalysis) -> Iterator[Finding]:
@@ -207,15 +204,6 @@ def backward_after_unscale(analysis: LedgerAnalysis) -> Iterator[Finding]:
         b, inside, step = late[0]
         scale = number(analysis.detail(b, "amp_scale"))
         at, end = lines_of(analysis, inside[0], step, b)
-        cause = (
-            f"Backward {b} comes after `unscale_`: its contribution enters the step {scale:g} times as large as those "
-            "before it"
-        )
-        again = len(inside) > 1
-        if again:
-            cause += (
-                ", which are divided again with it. Once, before the step, is enough"
-            )
         yield analysis.finding(
             "backward-after-unscale",
             "error",
@@ -226,9 +214,12 @@ def backward_after_unscale(analysis: LedgerAnalysis) -> Iterator[Finding]:
                 "event of the backward after it": b,
                 "scale": scale,
             },
-            cause=f"{cause}.",
+            cause=(
+                f"Backward {b} comes after `unscale_`: it is not unscaled, or those before it are unscaled twice. "
+                "Unscale once, before the step."
+            ),
             # An `update` that stands between two of them belongs to the step as well.
-            suggestion="" if again else moved_above(at, end),
+            suggestion=moved_above(at, end) if len(inside) == 1 else "",
             times=len(late),
             optimizer=optimizer.optimizer,
             at=at,
@@ -240,20 +231,12 @@ def backward_after_unscale(analysis: LedgerAnalysis) -> Iterator[Finding]:
 
 def scheduler_per_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find a learning-rate scheduler that steps with each backward, where the optimizer steps with each window."""
-    every = analysis.at("schedule")
-    for optimizer in analysis.optimizers:
-        schedules = every[analysis.optimizer_of[every] == optimizer.optimizer]
-        windows = {s: used for s, used in optimizer.windows.items() if len(used) > 1}
-        steps = [s for s in windows if _between_all(optimizer, schedules, windows[s])]
-        if not schedules.size or 2 * len(steps) <= len(windows):
+    for optimizer, schedules, steps in _stepped_too_often(analysis):
+        if _comes_to_nothing(analysis, schedules):
             continue
-        rates = [_rate(analysis.detail(e, "lr")) for e in schedules.tolist()]
-        first = int(schedules[schedules > windows[steps[0]][0]][0])
-        # OneCycleLR takes one step more than it has rates for.
-        made_for_as_many = _comes_to_nothing(rates) or _comes_to_nothing(rates[:-1])
-        if made_for_as_many or _is_given_its_place(analysis.ledger[first]):
-            continue
-        at, end = lines_of(analysis, first, steps[0], windows[steps[0]][0])
+        window = optimizer.windows[steps[0]]
+        first = int(schedules[schedules > window[0]][0])
+        at, end = lines_of(analysis, first, steps[0], window[0])
         yield analysis.finding(
             "scheduler-per-micro-batch",
             "error",
@@ -263,7 +246,7 @@ def scheduler_per_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
                 "scheduler steps": int(schedules.size),
                 "optimizer steps": int(optimizer.steps.size),
                 "backwards": int(optimizer.backwards.size),
-                "learning rates": rates[:8],
+                "learning rates": _rates(analysis, schedules)[:8],
             },
             cause=(
                 f"The scheduler steps with every micro-batch, {schedules.size} times for {optimizer.steps.size} "
@@ -276,6 +259,28 @@ def scheduler_per_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
         )
 
 
+def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
+    """Say what has to be meant for a healthy loop to be so: a schedule that was made for as many micro-batches."""
+    for _, schedules, _ in _stepped_too_often(analysis):
+        if _comes_to_nothing(analysis, schedules):
+            yield "a schedule of the micro-batches is meant"
+
+
+def _stepped_too_often(
+    analysis: LedgerAnalysis,
+) -> Iterator[tuple[OptimizerHistory, np.ndarray, list[int]]]:
+    """Return optimizers whose scheduler steps between the backwards of most windows: its steps, and theirs."""
+    every = analysis.at("schedule")
+    for optimizer in analysis.optimizers:
+        schedules = every[analysis.optimizer_of[every] == optimizer.optimizer]
+        windows = {s: used for s, used in optimizer.windows.items() if len(used) > 1}
+        steps = [s for s in windows if _between_all(optimizer, schedules, windows[s])]
+        if not schedules.size or 2 * len(steps) <= len(windows):
+            continue
+        if not _is_given_its_place(analysis.ledger[int(schedules[0])]):
+            yield optimizer, schedules, steps
+
+
 def _between_all(
     optimizer: OptimizerHistory, schedules: np.ndarray, window: list[int]
 ) -> bool:
@@ -283,28 +288,19 @@ def _between_all(
     return all(optimizer.between(schedules, *pair).size for pair in pairwise(window))
 
 
-def _rate(rates: Any) -> float:
-    """Return the first group's learning rate."""
-    several = isinstance(rates, list | tuple) and rates
-    return number(rates[0]) if several else math.nan
+def _rates(analysis: LedgerAnalysis, schedules: np.ndarray) -> list[float]:
+    """Return the first group's learning rate after each of these events."""
+    every = [analysis.detail(event, "lr") for event in schedules.tolist()]
+    return [number(rates[0]) for rates in every if isinstance(rates, list) and rates]
 
 
-def _comes_to_nothing(rates: list[float]) -> bool:
-    """Return whether a schedule comes to almost nothing with its last step: then it was made for as many.
-
-    What falls by the same ratio each time comes to nothing at any time.
-
-    >>> _comes_to_nothing([0.1, 0.2, 0.15, 0.1, 0.05, 0.0]), _comes_to_nothing([0.1, 0.01, 0.001, 0.0001])
-    (True, False)
-    """
-    highest = max(rates, default=0.0)
-    if highest not in rates:
-        return False
-    fall = rates[-1 - rates[::-1].index(highest) :]
-    if len(fall) < 3 or not all(later < early for early, later in pairwise(fall)):
-        return False
-    middle, last = fall[len(fall) // 2], fall[-1]
-    return last < 0.01 * highest and middle * middle > 4 * highest * last
+def _comes_to_nothing(analysis: LedgerAnalysis, schedules: np.ndarray) -> bool:
+    """Return whether the rate comes to almost nothing at the end alone: the schedule may have been made for as many."""
+    rates = _rates(analysis, schedules)
+    almost_nothing = 0.01 * max(rates, default=0.0)
+    low = [rate < almost_nothing for rate in rates]
+    # OneCycleLR takes one step more than it has rates for, and a cosine is low for a twentieth of its steps.
+    return any(low[-2:]) and sum(low) <= 2 + 0.1 * len(low)
 
 
 def _is_given_its_place(event: Event) -> bool:

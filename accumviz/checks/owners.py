@@ -28,24 +28,22 @@ def parameter_outside_or_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
 
 
 def _outside(analysis: LedgerAnalysis) -> Iterator[Finding]:
-    """Find gradients of parameters which no optimizer that steps has: they grow, or are zeroed in vain."""
+    """Find gradients that no step uses and nothing erases, or that an optimizer which steps in vain should have."""
     ledger = analysis.ledger
-    outside: dict[tuple[tuple[int, ...], bool], list[int]] = {}
-    for p, parameter in enumerate(ledger.parameters):
-        fate = _fate_outside(analysis, p)
-        if fate:
-            key = parameter.optimizers, fate == "zeroed"
-            outside.setdefault(key, []).append(p)
-    for (owners, zeroed), columns in outside.items():
+    erased = ledger.outcomes.erased
+    in_vain = any(not optimizer.full_windows for optimizer in analysis.optimizers)
+    outside: dict[tuple[int, ...], list[int]] = {}
+    for p in _unused(analysis):
+        owners = ledger.parameters[p].optimizers
+        if (erased[:, p] < 0).all() or (in_vain and not owners):
+            outside.setdefault(owners, []).append(p)
+    for owners, columns in outside.items():
         whose = (
             "to no optimizer (one that is made before `fully_shard`, or before a layer is replaced, keeps the old "
             "parameters)"
         )
         if owners:
             whose = f"to {analysis.optimizer_name(owners[0])}, which never steps"
-        end = "and never zeroed: what it gets stays in its `.grad`."
-        if zeroed:
-            end = "and what it gets is zeroed again and again."
         names = _names(analysis, columns)
         yield analysis.finding(
             _RULE,
@@ -56,50 +54,36 @@ def _outside(analysis: LedgerAnalysis) -> Iterator[Finding]:
                 "in all": len(columns),
                 "norm of .grad at the end": float(ledger.grad[-1, columns[0]]),
             },
-            cause=f"{names[0]} gets gradients and belongs {whose}: it is never trained, {end}",
+            cause=f"{names[0]} gets gradients and belongs {whose}: it is never trained.",
             times=len(columns),
             optimizer=owners[0] if owners else None,
         )
 
 
-def _fate_outside(analysis: LedgerAnalysis, p: int) -> str:
-    """Return what becomes of gradients that no step uses: they grow, or their own optimizer zeroes them; or ""."""
-    ledger, parameter = analysis.ledger, analysis.ledger.parameters[p]
+def _unused(analysis: LedgerAnalysis) -> list[int]:
+    """Return the parameters that get gradients again and again, and of which no optimizer has stepped."""
     stepping = {optimizer.optimizer for optimizer in analysis.optimizers}
-    if stepping.intersection(parameter.optimizers) or parameter.unsharded_of:
+    steps = analysis.at("step")
+    unused = []
+    for p, parameter in enumerate(analysis.ledger.parameters):
+        born = np.flatnonzero(analysis.contributed[:, p])
+        rounds = np.unique(np.searchsorted(steps, born)).size
+        # What is missed less often may belong to a phase that was not recorded.
+        often = rounds > (_AGAIN if parameter.optimizers else 1)
+        outside = not stepping.intersection(parameter.optimizers)
+        if stepping and often and outside and not parameter.unsharded_of:
+            unused.append(p)
+    return unused
+
+
+def _thrown_away(analysis: LedgerAnalysis) -> str:
+    """Name parameters of which no optimizer steps, and whose gradients are erased; empty where there are none."""
+    erased = analysis.ledger.outcomes.erased
+    columns = [p for p in _unused(analysis) if (erased[:, p] >= 0).any()]
+    if not columns:
         return ""
-    born = np.flatnonzero(analysis.contributed[:, p])
-    rounds = np.unique(np.searchsorted(analysis.at("step"), born)).size
-    least = _AGAIN if parameter.optimizers else 1
-    if not stepping or born.size < 2 or rounds <= least:
-        return ""
-    ends = np.unique(ledger.outcomes.erased[born, p])
-    ends = ends[ends >= 0]
-    if not ends.size:
-        return "grows"
-    if parameter.optimizers:
-        vain = ends.size >= _AGAIN and _zeroed_by_its_own(analysis, p, born, ends)
-    else:
-        # What an update by hand trains has no optimizer; but one that steps in vain was to have it.
-        vain = rounds >= _AGAIN and any(not o.full_windows for o in analysis.optimizers)
-    return "zeroed" if vain else ""
-
-
-def _zeroed_by_its_own(
-    analysis: LedgerAnalysis, p: int, born: np.ndarray, ends: np.ndarray
-) -> bool:
-    """Return whether only its own optimizer zeroes what another one learns from as well.
-
-    What zeroes others may belong to a phase in which this is not trained, and where no other optimizer learns from
-    these losses, nothing is trained on purpose, as in a search.
-    """
-    ledger = analysis.ledger
-    owners = ledger.parameters[p].optimizers
-    others = [q for q, o in enumerate(ledger.parameters) if o.optimizers != owners]
-    changed = ledger.state[np.ix_(ends, np.array(others, int))] & CHANGED
-    by_zeroing = analysis.events.where("kind", "zero_grad")[ends]
-    used = np.any(analysis.used[born], axis=1)
-    return bool(not changed.any() and by_zeroing.all() and used.all())
+    names = [analysis.ledger.parameters[p].name for p in columns]
+    return f"no optimizer is meant to apply the gradients of {_together(names)}"
 
 
 def _applied_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
@@ -192,6 +176,7 @@ def _touched(analysis: LedgerAnalysis) -> np.ndarray:
 
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what has to be meant for a healthy loop to be so."""
+    yield _thrown_away(analysis)
     yield _shared_loss(analysis)
     yield _drift(analysis)
 
@@ -200,49 +185,29 @@ def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
 
 
 def _drift(analysis: LedgerAnalysis) -> str:
-    """Name parameters that momentum or weight decay moves in steps which no loss reached: `.grad` is a zero tensor.
+    """Name parameters that momentum or weight decay moves in steps where their `.grad` is a zero tensor.
 
     With None in its place, the optimizer leaves them alone. Empty where that is not so.
     """
     grad, state = analysis.ledger.grad, analysis.ledger.state
     for optimizer in analysis.optimizers:
-        if not _moves_without_gradient(analysis, optimizer):
+        settings = analysis.settings(optimizer.optimizer)
+        names = ("momentum", "weight_decay")
+        if "betas" not in settings and not any(
+            number(settings.get(n)) > 0 for n in names
+        ):
             continue
-        steps = np.array(list(optimizer.full_windows), int)
-        cells = np.ix_(steps, optimizer.columns)
+        cells = np.ix_(np.array(list(optimizer.full_windows), int), optimizer.columns)
         zero = (state[cells] & PRESENT > 0) & (grad[cells] == 0)
-        ever = analysis.contributed[:, optimizer.columns].any(axis=0)
-        idle = zero & ~_reached(analysis, optimizer, steps) & ever
-        drifting = np.flatnonzero(idle.sum(axis=0) >= 2)
+        drifting = np.flatnonzero(zero.sum(axis=0) >= 2)
         if drifting.size:
             names = _names(analysis, optimizer.columns[drifting].tolist())
-            many = int(idle[:, drifting[0]].sum())
+            many = int(zero[:, drifting[0]].sum())
             return (
-                f"{optimizer.name} is meant to move {_together(names)} in {many} steps that no loss reached, where "
-                "`.grad` is a zero tensor and not None"
+                f"{optimizer.name} is meant to move {_together(names)} in {many} steps whose gradient is a zero tensor "
+                "and not None"
             )
     return ""
-
-
-def _moves_without_gradient(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> bool:
-    """Return whether an optimizer has momentum, running means or weight decay."""
-    settings = analysis.settings(optimizer.optimizer)
-    names = ("momentum", "weight_decay")
-    return "betas" in settings or any(number(settings.get(n)) > 0 for n in names)
-
-
-def _reached(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, steps: np.ndarray
-) -> np.ndarray:
-    """For each of some steps and each parameter, whether something was added to its `.grad` for it."""
-    reached = np.zeros((steps.size, optimizer.columns.size), bool)
-    for place, step in enumerate(steps.tolist()):
-        window = optimizer.full_windows[step]
-        mine = analysis.contributed[np.ix_(np.array(window), optimizer.columns)]
-        reached[place] = mine.any(axis=0)
-    return reached
 
 
 # --- several networks -------------------------------------------------------------------------

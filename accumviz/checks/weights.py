@@ -56,7 +56,7 @@ def _undivided(analysis: LedgerAnalysis, several: list[WindowShare]) -> Finding:
     )
     by = str(many)
     # What an epoch cuts short is rare; other windows were meant to be so long.
-    if max(lengths) > many or 2 * lengths.count(many) < len(lengths):
+    if max(lengths) > many or 2 * lengths.count(many) <= len(lengths):
         by = _OWN_LENGTH
         cause = (
             f"From {min(lengths)} to {max(lengths)} {what} are added up without a division: each step reads as many "

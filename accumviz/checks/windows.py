@@ -6,18 +6,16 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
-
 from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory, is_close
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import (
     added_below,
     calling_line,
-    deleted,
     moved_below,
     zeroing,
 )
 from accumviz.ledger.events import Event
+from accumviz.ledger.flow import SAME
 
 
 class Loss(NamedTuple):
@@ -56,7 +54,7 @@ def zero_grad_inside_window(analysis: LedgerAnalysis) -> Iterator[Finding]:
                 f"`.grad` is zeroed between the backwards of one window: {len(lost)} of {len(lost) + len(kept)} "
                 "micro-batches are lost before the step sees them."
             ),
-            suggestion=_zeroed_after(analysis, optimizer, zero, first.step),
+            suggestion=_zeroed_after(analysis, zero, first.step),
             times=len(inside),
             optimizer=optimizer.optimizer,
             at=zero,
@@ -90,7 +88,7 @@ def zero_before_step(analysis: LedgerAnalysis) -> Iterator[Finding]:
                 "steps that found nothing": len(vain),
             },
             cause="`.grad` is zeroed between the backward and the step: the step finds nothing to apply.",
-            suggestion=_zeroed_after(analysis, optimizer, zero, losses[0].step),
+            suggestion=_zeroed_after(analysis, zero, losses[0].step),
             times=len(vain),
             optimizer=optimizer.optimizer,
             at=zero,
@@ -104,34 +102,14 @@ def _line_of(analysis: LedgerAnalysis, loss: Loss, other: int) -> Event:
     return calling_line(analysis.ledger[loss.eraser], *others)
 
 
-def _zeroed_after(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, zero: Event, step: int
-) -> str:
+def _zeroed_after(analysis: LedgerAnalysis, zero: Event, step: int) -> str:
     """Suggest to zero after the step, and not where it is done now."""
     line = calling_line(analysis.ledger[step], analysis.ledger[zero.index])
     touched = [each for each in analysis.optimizers if each.changed_by(zero.index)]
-    # A line that a framework's callbacks go through may call others as well.
-    callbacks = (zero.file, zero.line) in [frame[:2] for frame in zero.frames[2:]]
     same_place = line.line == zero.line or line.file != zero.file
-    if len(touched) > 1 or same_place or callbacks:
+    if len(touched) > 1 or same_place:
         return ""
-    if _zeroed_elsewhere(analysis, optimizer, zero):
-        return deleted(zero)
     return moved_below(zero, line, zeroing(analysis.ledger[step]))
-
-
-def _zeroed_elsewhere(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, zero: Event
-) -> bool:
-    """Return whether another line zeroes after each step, before the next backward."""
-    lines = {frame[:2] for frame in zero.frames} | {(zero.file, zero.line)}
-    for step in optimizer.full_windows:
-        until = optimizer.next_backward(step)
-        after = optimizer.changing_between("zero_grad", step, until).tolist()
-        places = {(analysis.ledger[e].file, analysis.ledger[e].line) for e in after}
-        if places <= lines:
-            return False
-    return True
 
 
 # --- lost before a step -----------------------------------------------------------------------
@@ -163,90 +141,46 @@ def _is_used(analysis: LedgerAnalysis, loss: Loss) -> bool:
 def _lost_before_steps(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
 ) -> tuple[list[Loss], list[Loss]]:
-    """Return what was erased before a step that consumed others of its loss: inside its window, and as a tail."""
+    """Return what was erased before a step that consumed others of its loss: inside its window, and as a tail.
+
+    Nothing is missing in a window that is whole without it; and in SAM a backward only says where to move the weights.
+    """
+    moved = analysis.events.detail("moved", default=False)
     inside: list[Loss] = []
     tails: list[Loss] = []
     for step, kept in optimizer.full_windows.items():
         # The last closure of a window runs inside the step, the others before it.
         closure = analysis.events.where("within", "step")[kept[-1]]
         places = analysis.lines if closure else analysis.sites
-        used = set(places[kept].tolist())
-        alike = [
-            loss
-            for loss in _erased_before(analysis, optimizer, step)
-            if places[loss.backward] in used
-            and not _in_turns(analysis, optimizer, loss, kept[-1])
-        ]
-        for loss in alike:
-            if _is_meant(analysis, optimizer, loss, alike):
-                continue
-            if _is_left_over(analysis, optimizer, loss, alike):
-                tails.append(loss)
-            else:
+        sites = set(places[kept].tolist())
+        whole = _is_whole(analysis, optimizer, step)
+        epoch = analysis.epoch(kept[-1], optimizer.rank)
+        for loss in _erased_before(analysis, optimizer, step):
+            alike = places[loss.backward] in sites and not moved[kept].any()
+            if analysis.epoch(loss.backward, optimizer.rank) != epoch:
+                tails += [loss] * alike
+            elif alike and not (whole and (len(kept) > 1 or _is_used(analysis, loss))):
                 inside.append(loss)
     return inside, tails
 
 
-def _in_turns(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, loss: Loss, kept: int
-) -> bool:
-    """Return whether another optimizer used what was erased here, and not with what this one used.
-
-    Two networks that are trained in turns on one loss lose it on purpose; no window is meant for one of them only.
-    """
-    others = [other for other in analysis.optimizers if other is not optimizer]
-    windows = [used for other in others for used in other.full_windows.values()]
-    together = any(loss.backward in used and kept in used for used in windows)
-    return _is_used(analysis, loss) and not together
-
-
-def _is_meant(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, loss: Loss, every: list[Loss]
-) -> bool:
-    """Return whether a backward only said where to move the weights, as in SAM, or its window was refused."""
-    first = optimizer.next_backward(optimizer.previous_step(loss.backward) + 1)
-    following = optimizer.next_backward(loss.eraser)
-    moved = analysis.moved
-    if following < len(moved) and moved[following] and not moved[first]:
-        return True
-    # A whole window whose norm was looked at was thrown away on purpose.
-    group = [other.backward for other in every if other.eraser == loss.eraser]
-    if len(group) != len(optimizer.windows[loss.step]):
-        return False
-    clips = optimizer.changing_between("clip", group[-1], loss.eraser)
-    unscales = optimizer.changing_between("unscale", group[-1], loss.eraser)
-    looked_at = clips.size or unscales.size
-    return bool(looked_at) and _is_whole(analysis, optimizer, loss.step)
-
-
 def _is_whole(analysis: LedgerAnalysis, optimizer: OptimizerHistory, step: int) -> bool:
-    """Return whether the shares of a step add up to 1."""
+    """Return whether the shares of a step add up to 1, divided or not."""
     shares = analysis.shares_of(step, optimizer.optimizer)
-    return any(share.read and is_close(share.total, 1.0) for share in shares)
-
-
-def _is_left_over(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, loss: Loss, every: list[Loss]
-) -> bool:
-    """Return whether an epoch ended between what was erased and what the step used.
-
-    Without a loader to ask, a window that is whole without the erased ones says so.
-    """
-    kept = optimizer.windows[loss.step]
-    if analysis.has_loaders:
-        epoch = analysis.epoch(kept[-1], optimizer.rank)
-        return analysis.epoch(loss.backward, optimizer.rank) != epoch
-    together = len({other.eraser for other in every}) == 1
-    fewer = len(every) < len(kept)
-    return together and fewer and _is_whole(analysis, optimizer, loss.step)
+    return any(
+        share.read
+        and (is_close(share.total, 1.0) or is_close(share.total, float(share.many)))
+        for share in shares
+    )
 
 
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
-    """Say what has to be meant for a healthy loop to be so."""
+    """Say what has to be meant for a healthy loop to be so: that no step used what a zeroing erased."""
     lost: set[int] = set()
     for optimizer in analysis.optimizers:
-        inside, tails = _lost_before_steps(analysis, optimizer)
-        lost |= {loss.backward for loss in [*inside, *tails]}
+        for step in optimizer.full_windows:
+            losses = _erased_before(analysis, optimizer, step)
+            lost |= {loss.backward for loss in losses if not _is_used(analysis, loss)}
     if lost:
         many = f"{len(lost)} micro-batch{'es' * (len(lost) > 1)}"
         yield f"what {many} brought and a zeroing erased is meant to be thrown away"
@@ -306,17 +240,15 @@ def _left_at_the_end(
 ) -> list[int]:
     """Return the backwards that are live when everything is over, where a loader or the script has ended."""
     steps = analysis.ledger.outcomes.steps
-    read = np.unique(optimizer.read)
-    after = optimizer.backwards[
-        optimizer.backwards > optimizer.read_step.max(initial=-1)
-    ]
-    after = after[~steps[np.ix_(after, optimizer.columns)].any(axis=1)]
-    after = after[(analysis.erased[np.ix_(after, optimizer.columns)] < 0).all(axis=1)]
-    # A loss that others' parameters learn from is theirs, where this optimizer has losses of its own.
-    alone = read[~np.delete(steps[read], optimizer.columns, axis=1).any(axis=1)]
-    sites = set(analysis.sites[alone if alone.size else read].tolist())
+    sites = set(analysis.sites[optimizer.read].tolist())
+    last = optimizer.read_step.max(initial=-1)
     unused = [
-        b for b in after.tolist() if analysis.sites[b] in sites and analysis.finite(b)
+        b
+        for b in optimizer.backwards[optimizer.backwards > last].tolist()
+        if analysis.sites[b] in sites
+        and analysis.finite(b)
+        and not steps[b].any()
+        and (analysis.erased[b, optimizer.columns] < 0).all()
     ]
     if not unused or (optimizer.skipped > unused[-1]).any():
         return []
@@ -337,7 +269,7 @@ def missing_zero_grad(analysis: LedgerAnalysis) -> Iterator[Finding]:
         if not twice:
             continue
         steps = optimizer.read_step[optimizer.read == twice[0]].tolist()
-        kept = _momentum(analysis, optimizer, twice)
+        kept = _kept_by_hand(analysis, optimizer, twice[0])
         closure = bool(in_step[twice].any())
         cause = (
             f"The contribution of backward {twice[0]} is still in `.grad` after the step that used it, and is used by "
@@ -371,15 +303,15 @@ def missing_zero_grad(analysis: LedgerAnalysis) -> Iterator[Finding]:
         )
 
 
-def _momentum(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, twice: list[int]
+def _kept_by_hand(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, backward: int
 ) -> float:
-    """Return which part of `.grad` a hand keeps from each step to the next, where it is always the same; or 0."""
+    """Return which part of a contribution a hand keeps from each step to the next; 0 where it keeps all or none."""
     shares = analysis.shares
-    mine = (shares.optimizer == optimizer.optimizer) & (shares.backward == twice[0])
+    mine = (shares.optimizer == optimizer.optimizer) & (shares.backward == backward)
     factors = shares.by_hand[mine & ~shares.erased & shares.followed]
     if factors.size < 2 or not is_close(factors[0], 1.0):
         return 0.0
     ratios = factors[1:] / factors[:-1]
-    same = bool(is_close(ratios, ratios[0]).all())
-    return float(ratios[0]) if same and 0 < ratios[0] < 1 - 1e-3 else 0.0
+    alike = is_close(ratios, ratios[0]).all() and ratios[0] < 1 - SAME
+    return float(ratios[0]) if alike else 0.0
