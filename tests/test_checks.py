@@ -1352,7 +1352,7 @@ def test_gradients_that_a_hand_keeps_like_momentum_are_a_note() -> None:
     assert finding.severity == "note" and "after each step 0.9 of it is kept" in finding.cause
 
 
-def test_a_change_by_hand_is_shown_at_the_next_line() -> None:
+def test_a_change_by_hand_is_shown_at_its_step() -> None:
     play = Play()
     for _ in range(3):
         play.backward(term(8, 0.5))
@@ -1363,4 +1363,4 @@ def test_a_change_by_hand_is_shown_at_the_next_line() -> None:
         play.step()
         play.zero()
     (finding,) = av.check(play.ledger).findings
-    assert finding.line == 10 and finding.cause.endswith(" That is done by hand, above this line.")
+    assert finding.line == 30 and finding.cause.endswith(" That is done by hand, before this step.")

@@ -13,20 +13,14 @@ import numpy as np
 
 from accumviz.checks.report import CHAPTERS, Finding
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, Event
-from accumviz.ledger.flow import SAME, number, steps_of
+from accumviz.ledger.flow import SAME, steps_of
 from accumviz.ledger.ledger import Ledger
 from accumviz.ledger.objectives import call_sites
 
 
-def is_close(a: Any, b: Any, within: float = SAME) -> Any:
-    """Return whether two numbers, or each of two arrays, are the same but for rounding."""
-    if isinstance(a, float) and isinstance(b, float):
-        size = max(abs(b), 1e-30)
-        return abs(a - b) <= within * size
-    with np.errstate(invalid="ignore", over="ignore"):
-        apart = np.abs(np.subtract(a, b))
-        sizes = np.maximum(np.abs(b), 1e-30)
-        return apart <= within * sizes
+def is_close(a: float, b: float, within: float = SAME) -> bool:
+    """Return whether two numbers are the same but for rounding."""
+    return abs(a - b) <= within * max(abs(b), 1e-30)
 
 
 def modal_length(lengths: Iterable[int]) -> int:
@@ -83,7 +77,7 @@ class WindowShare:
     def equal(self) -> bool:
         """Whether all shares are known and the same."""
         read = self.read and not self.again and self.least > 0
-        return read and bool(is_close(self.least, max(self.weights)))
+        return read and is_close(self.least, max(self.weights))
 
     @property
     def even(self) -> bool:
@@ -98,7 +92,7 @@ class WindowShare:
     @property
     def alike(self) -> bool:
         """Whether every element weighs the same, and how much is known."""
-        return self.judged and bool(is_close(min(self.each), max(self.each)))
+        return self.judged and is_close(min(self.each), max(self.each))
 
 
 def _window_share(rows: Mapping[str, list[Any]], group: Sequence[int]) -> WindowShare:
@@ -144,8 +138,10 @@ class OptimizerHistory:
             columns.append(i)
         self.columns = np.array(columns, int)
         self.steps = steps_of(analysis.ledger, (optimizer,))
-        mine = analysis.optimizer_of == optimizer
-        self.skipped = np.flatnonzero(analysis.skipped & mine)
+        events = analysis.events
+        mine = events.detail("optimizer_index", 0) == optimizer
+        skipped = events.where("kind", "step") & events.skipped
+        self.skipped = np.flatnonzero(skipped & mine)
         reached = analysis.contributed[:, self.columns].any(axis=1)
         self.backwards = np.flatnonzero(reached & analysis.backward)
         shares = analysis.shares
@@ -191,19 +187,10 @@ class OptimizerHistory:
         place = self.steps.searchsorted(event)
         return int(self.steps[place - 1]) if place else -1
 
-    def next_step(self, event: int) -> int:
-        """Return the first step from an event on; the number of events where there is none."""
-        return self._first_from(self.steps, event)
-
     def next_backward(self, event: int) -> int:
         """Return the first backward from an event on; the number of events where there is none."""
-        return self._first_from(self.backwards, event)
-
-    def _first_from(self, events: np.ndarray, event: int) -> int:
-        place = events.searchsorted(event)
-        if place < events.size:
-            return int(events[place])
-        return len(self.analysis.events)
+        after = self.backwards[self.backwards.searchsorted(event) :]
+        return int(after[0]) if after.size else len(self.analysis.events)
 
     def nothing_since_step(self, event: int) -> bool:
         """Return whether nothing has been contributed between the last step and an event."""
@@ -261,12 +248,7 @@ class LedgerAnalysis:
         contributed = ledger.state & CONTRIBUTED
         self.contributed = contributed.astype(bool)
         self.backward = self.events.where("kind", "backward")
-        steps = self.events.where("kind", "step")
-        self.skipped = steps & self.events.skipped
-        self.optimizer_of = self.events.detail("optimizer_index", 0)
         self.ranks = self.events.column("rank")
-        # One row for each backward and step.
-        self.first_terms = np.flatnonzero(self.shares.term == 0)
 
     def at(self, *kinds: str) -> np.ndarray:
         """Return the events of these kinds."""
@@ -293,15 +275,6 @@ class LedgerAnalysis:
     def sites(self) -> np.ndarray:
         """For each event, a number of its call site."""
         return call_sites(self.events)
-
-    @cached_property
-    def lines(self) -> np.ndarray:
-        """For each event, a number of its line and expression, however that was reached."""
-        codes = [self.events.column(name) for name in ("file", "line", "label")]
-        rows = np.stack(codes, axis=1)
-        _, lines = np.unique(rows, axis=0, return_inverse=True)
-        numbers: np.ndarray = lines.reshape(-1)
-        return numbers
 
     @cached_property
     def used(self) -> np.ndarray:
@@ -405,22 +378,6 @@ class LedgerAnalysis:
         term: Mapping[str, Any] = terms[places[0]]
         return term
 
-    def constants(self, share: WindowShare) -> list[float]:
-        """Return what a loss was multiplied by in its first backward, one by one; empty where not known."""
-        term = self.term(share)
-        constants = term.get("constants", [term.get("factor")])
-        if not isinstance(constants, list):
-            return []
-        numbers = [abs(number(one)) for one in constants]
-        if any(map(math.isnan, numbers)):
-            return []
-        return numbers
-
-    @cached_property
-    def moved(self) -> np.ndarray:
-        """For each event, whether it is a backward before which weights were moved by hand."""
-        return self.events.detail("moved", default=False)
-
     @cached_property
     def has_loaders(self) -> bool:
         """Whether a loader was seen at work."""
@@ -459,11 +416,10 @@ class LedgerAnalysis:
                 last = epoch
         return around or last
 
-    def ended(self, epoch: tuple[int, int] | None) -> bool:
-        """Return whether a run through a loader came to the loader's end."""
-        if epoch is None or epoch[1] >= len(self.events):
-            return False
-        return bool(self.detail(epoch[1], "what") == "ends")
+    def ended(self, event: int, rank: int | None = None) -> bool:
+        """Return whether the run through a loader in which an event fell came to the loader's end."""
+        _, end = self.epoch(event, rank) or (0, len(self.events))
+        return end < len(self.events) and self.detail(end, "what") == "ends"
 
     def carried(self, share: WindowShare) -> int:
         """Count the micro-batches of a window that came before a loader began anew inside it."""
@@ -504,17 +460,17 @@ class LedgerAnalysis:
     ) -> Finding:
         """Return a finding at this event, on its line or on that of `at`, which led to it.
 
-        A change by hand has no line: it is shown at the next event that has one.
+        A change by hand has no line: it is shown at its step.
         """
         at = at or self.ledger[event]
-        if at.kind == "edit" and not at.line:
-            at = self._next_with_a_line(event, at)
-            if at.line:
-                cause += " That is done by hand, above this line."
+        step = about.pop("step", None)
+        if at.kind == "edit" and not at.line and step is not None:
+            at = self.ledger[step]
+            cause += " That is done by hand, before this step."
         return Finding(
             rule,
             severity,
-            about.pop("step", None),
+            step,
             event,
             at.file,
             at.line,
@@ -524,14 +480,6 @@ class LedgerAnalysis:
             CHAPTERS[rule],
             **about,
         )
-
-    def _next_with_a_line(self, event: int, edit: Event) -> Event:
-        """Return the next event after one that has a line, in the rank of an edit; the edit where there is none."""
-        for index in range(event + 1, len(self.events)):
-            later = self.ledger[index]
-            if later.line and later.rank == edit.rank:
-                return later
-        return edit
 
     def finding_of(
         self, rule: str, severity: str, share: WindowShare, **about: Any

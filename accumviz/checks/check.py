@@ -290,7 +290,7 @@ def _no_verdict(analysis: LedgerAnalysis) -> str:
             return f"part of the training is not in the ledger: {note}"
     if not analysis.optimizers:
         return "no parameter that was recorded belongs to an optimizer that stepped"
-    unknown = analysis.shares.unknown[analysis.first_terms]
+    unknown = analysis.shares.unknown[analysis.shares.term == 0]
     if unknown.size and (unknown > 0).all():
         return f"what the micro-batches weigh is not known: {_most_frequent(analysis)}"
     if _moved_inside_a_window(analysis):
@@ -339,7 +339,7 @@ def _unjudged(analysis: LedgerAnalysis) -> dict[str, str]:
 
 def _lacking_of_shares(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what is in no share, or of which shares."""
-    unknown = analysis.shares.unknown[analysis.first_terms] > 0
+    unknown = analysis.shares.unknown[analysis.shares.term == 0] > 0
     if unknown.any():
         many = f"{int(unknown.sum())} of {unknown.size} shares are unknown"
         yield f"{many}: {_most_frequent(analysis)}"

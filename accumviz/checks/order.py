@@ -272,7 +272,8 @@ def _stepped_too_often(
     """Return optimizers whose scheduler steps between the backwards of most windows: its steps, and theirs."""
     every = analysis.at("schedule")
     for optimizer in analysis.optimizers:
-        schedules = every[analysis.optimizer_of[every] == optimizer.optimizer]
+        index = analysis.events.detail("optimizer_index", 0)[every]
+        schedules = every[index == optimizer.optimizer]
         windows = {s: used for s, used in optimizer.windows.items() if len(used) > 1}
         steps = [s for s in windows if _between_all(optimizer, schedules, windows[s])]
         if not schedules.size or 2 * len(steps) <= len(windows):

@@ -201,10 +201,10 @@ def _drift(analysis: LedgerAnalysis) -> str:
         zero = (state[cells] & PRESENT > 0) & (grad[cells] == 0)
         drifting = np.flatnonzero(zero.sum(axis=0) >= 2)
         if drifting.size:
-            names = _names(analysis, optimizer.columns[drifting].tolist())
+            idle = _names(analysis, optimizer.columns[drifting].tolist())
             many = int(zero[:, drifting[0]].sum())
             return (
-                f"{optimizer.name} is meant to move {_together(names)} in {many} steps whose gradient is a zero tensor "
+                f"{optimizer.name} is meant to move {_together(idle)} in {many} steps whose gradient is a zero tensor "
                 "and not None"
             )
     return ""
@@ -276,7 +276,7 @@ def _zeroed_first(
 ) -> str:
     """Suggest to zero above the first backward of a window, where its line has one backward in it."""
     window = [b for b in optimizer.windows[step] if b not in leaked]
-    lines = analysis.lines[window].tolist()
+    lines = analysis.events.column("line")[window].tolist()
     if not lines or lines.count(lines[0]) > 1:
         return ""
     return added_above(analysis.ledger[window[0]], zeroing(analysis.ledger[step]))

@@ -135,7 +135,7 @@ def _is_local(analysis: LedgerAnalysis, optimizer: OptimizerHistory, clip: int) 
     mine = np.array([p.rank == optimizer.rank for p in analysis.ledger.parameters])
     norms = analysis.ledger.grad[clip - 1, mine].astype(float)
     here = float(np.sqrt(np.square(norms[np.isfinite(norms)]).sum()))
-    return optimizer.clip_ratio(clip) < 1 and bool(is_close(total, here, 1e-4))
+    return optimizer.clip_ratio(clip) < 1 and is_close(total, here, 1e-4)
 
 
 # --- what ranks say of themselves -------------------------------------------------------------
@@ -346,9 +346,9 @@ def _windows(analysis: LedgerAnalysis, rank: int | None) -> Iterator[RankWindow]
     for optimizer in analysis.optimizers:
         numbers.setdefault(optimizer.rank, []).append(optimizer.optimizer)
         of_rank[optimizer.optimizer] = optimizer.rank
-    for (optimizer, objective), shares in analysis.objectives.items():
-        its_rank = of_rank[optimizer]
-        place = numbers[its_rank].index(optimizer)
+    for (owner, objective), shares in analysis.objectives.items():
+        its_rank = of_rank[owner]
+        place = numbers[its_rank].index(owner)
         name = analysis.shares.objectives[objective]
         for order, share in enumerate(shares):
             averaged = _averaged(analysis, share) if share.known else 0.0
@@ -426,7 +426,14 @@ def uneven_rank_backwards(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
         waited = finding.rank not in finished
         if waited and all(r in finished for r in armed if len(armed[r]) == min(counts)):
             yield finding
-        return
+    else:
+        yield from _uneven_steps(ranks, finished)
+
+
+def _uneven_steps(
+    ranks: Sequence[RankSummary], finished: set[int]
+) -> Iterator[Finding]:
+    """Find ranks of one model that step a different number of times on as many averages."""
     of_models: dict[tuple[Any, ...], dict[int, list[Finding]]] = {}
     for rank in ranks:
         for mine in rank.optimizers:
@@ -527,4 +534,4 @@ def _come_apart(mine: OptimizerSummary, every: list[OptimizerSummary]) -> bool:
 
 def _is_divided_by_ranks(windows: list[RankWindow]) -> bool:
     """Return whether the shares of all ranks add up to 1 before the average, which divides by the ranks again."""
-    return bool(is_close(sum(w.least * w.elements for w in windows), 1.0))
+    return is_close(sum(w.least * w.elements for w in windows), 1.0)

@@ -167,7 +167,7 @@ def _runs_again(analysis: LedgerAnalysis, used: list[int]) -> bool:
     """Return whether each backward of a window runs a sum of all losses so far."""
     counts = _losses(analysis, used)
     growing = [(n + 1) * counts[0] for n in range(len(counts))]
-    one_line = len(set(analysis.lines[used].tolist())) == 1
+    one_line = len(set(analysis.sites[used].tolist())) == 1
     retained = all(analysis.detail(b, "retain_graph") for b in used[:-1])
     return counts[0] > 0 and counts == growing and one_line and retained
 

@@ -107,8 +107,11 @@ def _mixture(analysis: LedgerAnalysis, share: WindowShare) -> list[float]:
 
 def _divided(analysis: LedgerAnalysis, share: WindowShare) -> int:
     """Return how often a loss was divided by the number of its window's micro-batches."""
-    constants = analysis.constants(share)
-    return sum(bool(is_close(one, 1 / share.many)) for one in constants)
+    term = analysis.term(share)
+    constants = term.get("constants")
+    if not isinstance(constants, list):
+        constants = [term.get("factor")]
+    return sum(is_close(abs(number(one)), 1 / share.many) for one in constants)
 
 
 def _separate_tasks(analysis: LedgerAnalysis, share: WindowShare) -> bool:
@@ -329,7 +332,7 @@ def _whole_at_the_end(
 def _adds_up(weights: Sequence[float]) -> bool:
     """Return whether these are the shares of a whole window, divided or not."""
     total = sum(weights)
-    return bool(is_close(total, 1.0) or is_close(total, float(len(weights))))
+    return is_close(total, 1.0) or is_close(total, float(len(weights)))
 
 
 # --- elements ---------------------------------------------------------------------------------
@@ -451,7 +454,7 @@ def _is_uneven(analysis: LedgerAnalysis, share: WindowShare) -> bool:
     fading = [early / late for early, late in pairwise(share.by_hand)]
     if not all(is_close(part, 1.0) for part in fading):
         fades = is_close(min(fading), max(fading))
-        return not fades or bool(is_close(1 / fading[0], float(round(1 / fading[0]))))
+        return not fades or is_close(1 / fading[0], float(round(1 / fading[0])))
     terms = [term for b in share.backwards for term in analysis.ledger[b].terms]
     return any("divisor" in term for term in terms)
 
@@ -505,7 +508,7 @@ def _differ(sums: list[_StepSum]) -> bool:
 
 
 def _all_close(values: list[float]) -> bool:
-    return len(values) < 2 or bool(is_close(min(values), max(values)))
+    return len(values) < 2 or is_close(min(values), max(values))
 
 
 def sums_differ(analysis: LedgerAnalysis) -> Iterator[Finding]:
@@ -533,24 +536,28 @@ def sums_differ(analysis: LedgerAnalysis) -> Iterator[Finding]:
 
 
 def _are_wrong(sums: list[_StepSum]) -> bool:
-    """Return whether sums differ where one number divides windows of several lengths, or several those of one.
+    """Return whether sums of means differ, and neither by a weight that is meant nor by one window that is longer.
 
-    A recording may have begun inside the first window, and ended inside the last; one window of another length may be
-    meant, and so may sums that only fall or only rise.
+    A recording may have begun inside the first window.
     """
     if not _differ(sums[1:]) or not all(window.share.mean for window in sums):
         return False
-    weights = [weight for window in sums for weight in window.weights]
-    lengths = [window.many for window in sums]
-    usual = modal_length(lengths)
-    if _all_close(weights):
-        odd = [window for window in sums[1:-1] if window.many != usual]
-        whole = [window for window in sums if is_close(window.total, 1.0)]
-        longer = [window for window in sums if window.total > 1.001]
-        return len(odd) > 1 and (not whole or len(longer) > 1)
+    usual = modal_length(window.many for window in sums)
+    if _all_close([weight for window in sums for weight in window.weights]):
+        return _outgrow_one_divisor(sums, usual)
     full = [window for window in sums[1:] if window.many == usual]
     totals = [window.total for window in full]
-    return _differ(full) and totals not in (sorted(totals), sorted(totals)[::-1])
+    # What only falls or only rises is a weight that follows a schedule.
+    rising = sorted(totals)
+    return _differ(full) and totals != rising and totals != rising[::-1]
+
+
+def _outgrow_one_divisor(sums: list[_StepSum], usual: int) -> bool:
+    """Return whether one number divides windows of several lengths. The last one may have been cut short."""
+    odd = [window for window in sums[1:-1] if window.many != usual]
+    whole = any(is_close(window.total, 1.0) for window in sums)
+    longer = [window for window in sums if window.total > 1.001]
+    return len(odd) > 1 and (not whole or len(longer) > 1)
 
 
 # --- what has to be meant ---------------------------------------------------------------------

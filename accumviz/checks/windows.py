@@ -151,7 +151,7 @@ def _lost_before_steps(
     for step, kept in optimizer.full_windows.items():
         # The last closure of a window runs inside the step, the others before it.
         closure = analysis.events.where("within", "step")[kept[-1]]
-        places = analysis.lines if closure else analysis.sites
+        places = analysis.events.column("line") if closure else analysis.sites
         sites = set(places[kept].tolist())
         whole = _is_whole(analysis, optimizer, step)
         epoch = analysis.epoch(kept[-1], optimizer.rank)
@@ -230,7 +230,7 @@ def _thrown_away(
     _, tails = _lost_before_steps(analysis, optimizer)
     groups: dict[int, list[int]] = {}
     for loss in tails:
-        if analysis.ended(analysis.epoch(loss.backward, optimizer.rank)):
+        if analysis.ended(loss.backward, optimizer.rank):
             groups.setdefault(loss.eraser, []).append(loss.backward)
     return [lost for lost in groups.values() if len(lost) < optimizer.usual]
 
@@ -252,7 +252,7 @@ def _left_at_the_end(
     ]
     if not unused or (optimizer.skipped > unused[-1]).any():
         return []
-    at_end = analysis.ended(analysis.epoch(unused[-1], optimizer.rank))
+    at_end = analysis.ended(unused[-1], optimizer.rank)
     by_itself = analysis.ledger.meta.get("ended") == "exit"
     return unused if at_end or by_itself else []
 
@@ -313,5 +313,5 @@ def _kept_by_hand(
     if factors.size < 2 or not is_close(factors[0], 1.0):
         return 0.0
     ratios = factors[1:] / factors[:-1]
-    alike = is_close(ratios, ratios[0]).all() and ratios[0] < 1 - SAME
+    alike = is_close(ratios.min(), ratios.max()) and ratios[0] < 1 - SAME
     return float(ratios[0]) if alike else 0.0
