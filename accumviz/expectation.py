@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
+import math
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from accumviz import arguments
+from accumviz.checks.analysis import LedgerAnalysis, is_close
 from accumviz.checks.check import check
 from accumviz.checks.report import Report, told
 from accumviz.ledger.flow import Window, number
 from accumviz.ledger.ledger import Ledger
-from accumviz.ledger.shares import Shares
 
 if TYPE_CHECKING:
     from accumviz.recorder.recording import Recording
@@ -108,29 +106,24 @@ def expect(
     """
     from accumviz.recorder.record import record as recording
 
-    wanted: dict[str, Any] = {"complete": complete}
-    for name, value, said in (
-        ("accumulates", accumulates, "how many backwards each step consumes"),
+    wanted = {
+        "accumulates": accumulates,
+        "complete": complete,
+        "syncs_per_window": syncs_per_window,
+        "steps": steps,
+    }
+    for name, said, least in (
+        ("accumulates", "how many backwards each step consumes", 1),
         (
             "syncs_per_window",
-            syncs_per_window,
             "how many backwards between two steps exchange gradients",
+            0,
         ),
-        ("steps", steps, "how often the optimizers step"),
+        ("steps", "how often the optimizers step", 1),
     ):
-        wanted[name] = (
-            None
-            if value is None
-            else arguments.whole(name, value, said, least=name != "syncs_per_window")
-        )
+        if wanted[name] is not None:
+            wanted[name] = arguments.whole(name, wanted[name], said, least=least)
     arguments.flag("complete", complete)
-    for name, group in record.items():
-        meant = difflib.get_close_matches(name, (*wanted, "fail_on"), n=1)
-        if meant and isinstance(group, int | float | str | None):
-            raise TypeError(
-                f"{name}={group!r:.80} is no expectation and no group of parameters; expected {meant[0]}=..., "
-                "or what record(...) takes"
-            )
     if fail_on not in _FAIL_ON:
         raise ValueError(
             f"fail_on={fail_on!r:.80}; expected 'error', 'warning' or None"
@@ -172,71 +165,49 @@ def _first(said: Iterable[str]) -> Iterator[str]:
 def _other_lengths(
     ledger: Ledger, windows: list[Window], accumulates: int
 ) -> Iterator[str]:
+    whole = any(len(window.backwards) == accumulates for window in windows)
     for window in windows:
         length = len(window.backwards)
-        if length != accumulates and not _is_tail(ledger, windows, window, accumulates):
+        short = whole and 0 < length < accumulates
+        if length != accumulates and not (short and _is_last(ledger, windows, window)):
             yield f"the step at event {window.step} consumes {length} backwards, expected {accumulates}"
 
 
-def _is_tail(
-    ledger: Ledger, windows: list[Window], window: Window, accumulates: int
-) -> bool:
-    """Return whether a window is short because an epoch, or the recording, was over."""
-    whole = any(len(each.backwards) == accumulates for each in windows)
-    if not whole or not 0 < len(window.backwards) < accumulates:
-        return False
-    later = [each for each in windows if each.step > window.step]
-    if not any(each.optimizer == window.optimizer for each in later):
-        return True
-    after = [event for each in later for event in (*each.backwards, each.step)]
-    until = min(event for event in after if event > window.step)
+def _is_last(ledger: Ledger, windows: list[Window], window: Window) -> bool:
+    """Return whether an epoch, or the recording, was over after a window."""
+    last = window.backwards[-1]
+    after = [
+        other.backwards[0]
+        for other in windows
+        if other.optimizer == window.optimizer
+        and other.backwards
+        and other.backwards[0] > last
+    ]
+    until = min(after, default=len(ledger))
     ends = [e.index for e in ledger.of("loader") if e.details.get("what") == "ends"]
-    return any(window.backwards[-1] < end < until for end in ends)
+    return not after or any(last < end < until for end in ends)
 
 
 def _incomplete(ledger: Ledger) -> Iterator[str]:
-    """Yield the steps whose shares do not add up to 1; with several objectives, to what they mostly do."""
-    shares = ledger.shares()
-    pairs = zip(shares.optimizer.tolist(), shares.objective.tolist(), strict=True)
-    several = len(set(pairs)) > len(set(shares.optimizer.tolist()))
-    first: dict[tuple[int, int], float] = {}
-    for step in np.unique(shares.step).tolist():
-        rows = shares.of(step)
-        for objective in np.unique(rows.objective).tolist():
-            here = rows.take(rows.objective == objective)
-            weights = _unclipped(here)
-            # What is maximised has a minus before it, and weighs as much.
-            total = sums = abs(float(weights.sum()))
-            if not several:
-                # Half a square is whole, and so is a mean of what was divided.
-                sums = abs(float((weights / _constants(ledger, here)).sum()))
-            key = int(here.optimizer[0]), objective
-            right = first.setdefault(key, total) if several else 1.0
-            said = f"the shares of the step at event {step}"
-            if np.isnan(total):
-                reason = next(row.unknown for row in here if row.unknown)
+    """Yield the steps whose shares do not add up to 1; with several objectives, to what they do in the first step."""
+    analysis = LedgerAnalysis(ledger)
+    optimizers = {optimizer for optimizer, _ in analysis.objectives}
+    several = len(analysis.objectives) > len(optimizers)
+    for shares in analysis.objectives.values():
+        right = shares[0].total if several else 1.0
+        for share in shares:
+            said = f"the shares of the step at event {share.step}"
+            # Half a square is whole, and so is a mean of what was divided.
+            inside = abs(number(analysis.term(share).get("own", 1.0)))
+            sums = [share.total, share.total / (inside or math.nan)]
+            if not share.known or math.isnan(share.total):
+                rows = analysis.shares.of(share.step)
+                reason = next((row.unknown for row in rows if row.unknown), "")
                 yield f"{said} cannot be read: {reason}"
-            elif np.isnan(sums):
+            elif math.isnan(sums[1]):
                 yield f"{said} cannot be read: a constant inside a mean is not known"
-            elif min(abs(total - right), abs(sums - right)) > 1e-3 * abs(right):
-                yield f"{said} add up to {told(total)}, expected {told(right)}"
-
-
-def _unclipped(rows: Shares) -> np.ndarray:
-    """Return the shares as if nothing had been clipped: a clip shortens what is complete."""
-    factor = np.where(rows.erased, 0.0, rows.clipped)
-    weights = np.zeros(len(rows))
-    np.divide(rows.share, factor, out=weights, where=factor > 0)
-    return weights
-
-
-def _constants(ledger: Ledger, rows: Shares) -> np.ndarray:
-    """Return, for each row, the constant inside the mean of its loss; NaN where it is not known."""
-    constants = []
-    for backward, place in zip(rows.backward.tolist(), rows.term.tolist(), strict=True):
-        term = next(iter(ledger[backward].terms[place : place + 1]), {})
-        constants.append(number(term.get("own", 1.0)) or np.nan)
-    return np.array(constants)
+            elif not any(is_close(total, right, 1e-3) for total in sums):
+                yield f"{said} add up to {told(share.total)}, expected {told(right)}"
 
 
 def _syncs(ledger: Ledger) -> Iterator[tuple[int, int]]:

@@ -489,24 +489,6 @@ def test_a_rank_that_cannot_be_judged_is_named() -> None:
     assert report.reason.startswith("rank 1: the ledger is incomplete")
 
 
-def _half(dtype: str) -> Play:
-    play = Play()
-    play.dtypes = {"w": dtype, "v": dtype}
-    for _ in range(2):
-        for i in range(8):
-            play.backward(term(8, 1 / 8), values=1.0 if i < 4 else 0.0)
-            if i >= 4:  # far below the last digit of 4
-                play.rows[-1]["contribution"] = {"w": [1e-6] * 3, "v": [1e-6] * 3}
-        play.step()
-        play.zero()
-    return play
-
-
-@case("low-precision-accumulation", lambda: _half("float32"))
-def _() -> Play:
-    return _half("bfloat16")
-
-
 def _gan(*, zeroed: bool) -> Play:
     """Both losses reach both networks' parameters or, with `zeroed`, what leaks is erased in time."""
     play = Play({"g": 0, "d": 1})
@@ -566,7 +548,7 @@ def test_an_optimizer_whose_parameters_were_replaced_after_it_was_made_trains_no
     assert av.check(_replaced(0).ledger).healthy
 
 
-def test_a_parameter_that_two_optimizers_apply_is_found() -> None:
+def test_that_two_optimizers_apply_one_parameter_is_a_condition() -> None:
     rows: list[dict[str, Any]] = []
     for _ in range(2):
         rows += [
@@ -576,8 +558,8 @@ def test_a_parameter_that_two_optimizers_apply_is_found() -> None:
             {"kind": "zero_grad"},
         ]
     twice = Ledger.build([Parameter("w", (1,), optimizers=(0, 1))], rows)
-    assert found(twice) == ["parameter-outside-or-twice"]
-    assert found(Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)) == []
+    assert "are both meant to apply the gradients of w" in av.check(twice).condition
+    assert av.check(Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)).condition == ""
 
 
 def _divided_by(*divisors: float, times: int = 3, said: bool = True) -> Play:
@@ -1222,9 +1204,9 @@ def test_what_needs_no_terms_is_found_without_them() -> None:
     assert found(play) == ["missing-zero-grad"]
 
 
-def test_all_starred_rules_and_sixteen_more_are_there_with_their_names_and_chapters() -> None:
+def test_every_rule_has_its_chapter() -> None:
     names = [rule.name for rule in RULES]
-    assert len(names) == len(set(names)) >= 28
+    assert len(names) == len(set(names))
     assert set(names) == set(CHAPTERS)
     assert {name for rule in RULES for name in rule.explains} <= set(names)
     for name, chapter in CHAPTERS.items():

@@ -14,7 +14,6 @@ from accumviz.checks import ranks as several
 from accumviz.checks.analysis import LedgerAnalysis
 from accumviz.checks.report import SEVERITIES, Finding, Report
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
-from accumviz.show import plural
 
 _SHARES = "shares"
 _MEMORY = "memory"
@@ -121,16 +120,13 @@ RULES = (
     Rule("scheduler-per-micro-batch", order.scheduler_per_micro_batch),
     Rule(
         "ddp-unsynced-step",
-        None,
+        several.ddp_unsynced_step,
         ("no-sync-excludes-forward", "uneven-rank-backwards", "rank-token-weight"),
-        compare=several.ddp_unsynced_step,
     ),
-    Rule("fsdp1-local-clip", several.fsdp1_local_clip),
     Rule("uneven-rank-backwards", None, compare=several.uneven_rank_backwards),
     Rule("no-sync-excludes-forward", several.no_sync_excludes_forward),
     Rule("rank-token-weight", None, (), _SHARES, several.rank_token_weight),
     Rule("graph-retained", values.graph_retained, needs=_MEMORY),
-    Rule("low-precision-accumulation", values.low_precision_accumulation),
     Rule("parameter-outside-or-twice", owners.parameter_outside_or_twice),
     Rule("uneven-shares", weights.uneven_shares, needs=_SHARES),
     Rule("sums-differ", weights.sums_differ, needs=_SHARES),
@@ -186,21 +182,16 @@ def _condition(judged: Sequence[_Judged]) -> str:
     """Say what has to be meant in the first ledger where something has, or else of all of them together."""
     summaries = [one.summary for one in judged if one.summary is not None]
     of_each = [one.condition for one in judged if one.condition]
-    return next(iter([*of_each, *several.conditions(summaries)]), "")
+    return next(iter([*of_each, *several.conditions_of_ranks(summaries)]), "")
 
 
 def _reason_of_ranks(judged: Sequence[_Judged]) -> str:
-    """Say which ranks have no verdict, and why; of all for the same reason, only that."""
-    whose: dict[str, list[str]] = {}
-    for one in judged:
-        if one.reason:
-            whose.setdefault(one.reason, []).append(str(one.rank))
-    if len(whose) == 1 and len(next(iter(whose.values()))) == len(judged):
-        return next(iter(whose))
-    return "; ".join(
-        f"{plural(len(ranks), 'rank')} {', '.join(ranks)}: {why}"
-        for why, ranks in whose.items()
-    )
+    """Say why a rank has no verdict; of all for the same reason, only that."""
+    reasons = {one.reason for one in judged}
+    if len(reasons) == 1:
+        return reasons.pop()
+    first = next(one for one in judged if one.reason)
+    return f"rank {first.rank}: {first.reason}"
 
 
 @dataclass
@@ -217,14 +208,10 @@ class _Judged:
 
 
 def _judge(ledger: Ledger, rank: int | None) -> _Judged:
-    kinds = {
-        kind: int(ledger.columns.where("kind", kind).sum())
-        for kind in ("backward", "step")
-    }
-    backwards, steps = kinds["backward"], kinds["step"]
-    judged = _Judged(
-        rank, {"events": len(ledger), "backwards": backwards, "steps": steps}
-    )
+    backwards = int(ledger.columns.where("kind", "backward").sum())
+    steps = int(ledger.columns.where("kind", "step").sum())
+    counts = {"events": len(ledger), "backwards": backwards, "steps": steps}
+    judged = _Judged(rank, counts)
     judged.reason = _nothing_to_judge(ledger, backwards, steps)
     if not backwards:
         return judged
@@ -238,27 +225,24 @@ def _judge(ledger: Ledger, rank: int | None) -> _Judged:
     judged.reason = _no_verdict(analysis)
     judged.unjudged = _unjudged(analysis)
     conditions = [
-        *windows.conditions(analysis),
-        *weights.conditions(analysis),
-        *owners.conditions(analysis),
-        *order.conditions(analysis),
+        condition
+        for module in (windows, weights, owners, order, several, values)
+        for condition in module.conditions(analysis)
+        if condition
     ]
-    judged.condition = ", and if ".join(dict.fromkeys(filter(None, conditions)))
+    judged.condition = ", and if ".join(dict.fromkeys(conditions))
     return judged
 
 
 def _nothing_to_judge(ledger: Ledger, backwards: int, steps: int) -> str:
     if backwards and steps:
         return ""
-    if _cut_short(ledger):
-        return _cut_short(ledger)
-    if not len(ledger):
-        return "nothing was recorded"
+    said = "no backward was recorded"
     if backwards:
-        return "no optimizer stepped while it was recorded"
-    if steps:
-        return "no backward was recorded: what the steps read came from elsewhere"
-    return "no backward and no step were recorded"
+        said = "no optimizer stepped while it was recorded"
+    if not len(ledger):
+        said = "nothing was recorded"
+    return _cut_short(ledger) or said
 
 
 def _cut_short(ledger: Ledger) -> str:
@@ -293,25 +277,17 @@ def _no_verdict(analysis: LedgerAnalysis) -> str:
     unknown = analysis.shares.unknown[analysis.shares.term == 0]
     if unknown.size and (unknown > 0).all():
         return f"what the micro-batches weigh is not known: {_most_frequent(analysis)}"
-    if _moved_inside_a_window(analysis):
-        return _MOVED
+    moved = analysis.events.detail("last_moved", default=False)
+    moved = moved & ~analysis.events.where("within", "step")
+    for optimizer in analysis.optimizers:
+        if any(moved[used[1:]].any() for used in optimizer.full_windows.values()):
+            return _MOVED
     last = {analysis.ranks[b]: b for b in analysis.at("backward").tolist()}
     for b in last.values():
         error = str(analysis.detail(b, "error") or "")
         if error and _is_error(error):
             return f"the last backward raised an error: {error}"
     return ""
-
-
-def _moved_inside_a_window(analysis: LedgerAnalysis) -> bool:
-    """Whether most windows of an optimizer hold backwards of several places of its weights, as a SAM's would."""
-    moved = analysis.moved & ~analysis.events.where("within", "step")
-    for optimizer in analysis.optimizers:
-        windows = [used for used in optimizer.full_windows.values() if len(used) > 1]
-        several = [used for used in windows if moved[used[1:]].any()]
-        if 0 in optimizer.columns and 2 * len(several) > len(windows):
-            return True
-    return False
 
 
 def _most_frequent(analysis: LedgerAnalysis) -> str:
@@ -349,8 +325,12 @@ def _lacking_of_shares(analysis: LedgerAnalysis) -> Iterator[str]:
             f"{int(astray.sum())} of {int(analysis.backward.sum())} backwards reached no parameter that is recorded, "
             "and an optimizer stepped that is not recorded: what they trained is in no share"
         )
-    if analysis.ledger.flow.used_from_before():
-        yield "a step also used what `.grad` held before the recording began, which is in no share"
+    step = analysis.ledger.flow.used_from_before()
+    if step >= 0:
+        yield (
+            f"the step of event {step} also used what `.grad` held before the recording began, which is in no "
+            "share"
+        )
 
 
 def _one_for_each_cause(judged: list[_Judged]) -> list[Finding]:

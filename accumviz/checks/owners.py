@@ -21,13 +21,6 @@ _RULE = "parameter-outside-or-twice"
 
 
 def parameter_outside_or_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
-    """Find gradients that no step uses, or that two optimizers apply; note parameters that no loss reaches."""
-    yield from _outside(analysis)
-    yield from _applied_twice(analysis)
-    yield from _unreached(analysis)
-
-
-def _outside(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find gradients that no step uses and nothing erases, or that an optimizer which steps in vain should have."""
     ledger = analysis.ledger
     erased = ledger.outcomes.erased
@@ -86,73 +79,37 @@ def _thrown_away(analysis: LedgerAnalysis) -> str:
     return f"no optimizer is meant to apply the gradients of {_together(names)}"
 
 
-def _applied_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
-    """Find a parameter whose contributions several optimizers apply."""
+def _applied_twice(analysis: LedgerAnalysis) -> str:
+    """Name parameters whose contributions several optimizers apply; empty where there are none."""
     for one in analysis.optimizers:
         for other in analysis.optimizers:
             shared = np.intersect1d(one.columns, other.columns)
-            if one.optimizer >= other.optimizer or not shared.size:
-                continue
-            mine: np.ndarray = np.any(analysis.contributed[:, shared], axis=1)
-            both = [
-                b for b in one.first_step_of if b in other.first_step_of and mine[b]
-            ]
-            if not both:
-                continue
-            b = both[0]
-            second = max(one.first_step_of[b], other.first_step_of[b])
-            yield analysis.finding(
-                _RULE,
-                "warning",
-                second,
-                step=second,
-                evidence={
-                    "parameters": _names(analysis, shared),
-                    "optimizers": [one.name, other.name],
-                    "contribution applied twice": b,
-                },
-                cause=(
-                    f"{_names(analysis, shared)[0]} belongs to several optimizers, and two of them apply the same "
-                    "contribution."
-                ),
-                times=len(both),
-                optimizer=other.optimizer,
-            )
+            both = one.first_step_of.keys() & other.first_step_of.keys()
+            reached = analysis.contributed[np.ix_(sorted(both), shared)]
+            if one.optimizer < other.optimizer and reached.any():
+                names = _together(_names(analysis, shared))
+                return f"{one.name} and {other.name} are both meant to apply the gradients of {names}"
+    return ""
 
 
-def _unreached(analysis: LedgerAnalysis) -> Iterator[Finding]:
-    """Note parameters that no backward reaches, beside others of the same optimizer that get gradients."""
+def _unreached(analysis: LedgerAnalysis) -> str:
+    """Name parameters that no backward reaches, beside others of the same optimizer; empty where there are none."""
     parameters = analysis.ledger.parameters
-    touched = _touched(analysis)
-    elsewhere = {
-        p.unsharded_of for p, some in zip(parameters, touched, strict=True) if some
-    }
+    happened = analysis.ledger.state & (CONTRIBUTED | PRESENT | CHANGED)
+    touched = np.any(happened, axis=0)
+    # What FSDP has not scattered yet is elsewhere.
+    elsewhere = {parameters[p].unsharded_of for p in np.flatnonzero(touched).tolist()}
     for optimizer in analysis.optimizers:
-        alone = [
-            p
-            for p in optimizer.columns.tolist()
-            if parameters[p].requires_grad
-            and not parameters[p].unsharded_of
-            and not touched[p]
+        names = [
+            parameters[p].name
+            for p in optimizer.columns[~touched[optimizer.columns]].tolist()
+            if parameters[p].requires_grad and not parameters[p].unsharded_of
         ]
-        names = [parameters[p].name for p in alone]
-        many = optimizer.backwards.size
-        # What one rank lacks another one may have; what FSDP has not scattered yet is elsewhere.
+        # What one rank lacks another one may have.
         known = optimizer.rank is None and not elsewhere.intersection(names)
-        if not alone or not many or not known or optimizer.steps.size < _AGAIN:
-            continue
-        yield analysis.finding(
-            _RULE,
-            "note",
-            int(optimizer.backwards[0]),
-            evidence={"parameters": names[:4], "in all": len(names), "backwards": many},
-            cause=(
-                f"None of {many} backwards has reached {_together(names)}, which {optimizer.name} is to train: what "
-                "is not used, or is detached on the way to the loss, gets no gradient."
-            ),
-            times=len(names),
-            optimizer=optimizer.optimizer,
-        )
+        if names and known and len(optimizer.full_windows) >= _AGAIN:
+            return f"no loss is meant to reach {_together(names)}, which {optimizer.name} has"
+    return ""
 
 
 def _names(analysis: LedgerAnalysis, columns: np.ndarray | list[int]) -> list[str]:
@@ -164,19 +121,14 @@ def _together(names: list[str]) -> str:
     return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
-def _touched(analysis: LedgerAnalysis) -> np.ndarray:
-    """For each parameter, whether anything ever happened to its `.grad`."""
-    happened = analysis.ledger.state & (CONTRIBUTED | PRESENT | CHANGED)
-    touched: np.ndarray = np.any(happened, axis=0)
-    return touched
-
-
 # --- what has to be meant ---------------------------------------------------------------------
 
 
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what has to be meant for a healthy loop to be so."""
     yield _thrown_away(analysis)
+    yield _applied_twice(analysis)
+    yield _unreached(analysis)
     yield _shared_loss(analysis)
     yield _drift(analysis)
 

@@ -1,4 +1,4 @@
-"""Rules about values: numbers that are not finite, sums that lose what is added, graphs that outlive their backward."""
+"""Rules about values: numbers that are not finite, sums in half precision, graphs that outlive their backward."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ import numpy as np
 from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import replaced
-from accumviz.ledger.events import CONTRIBUTED
 
-# A few per cent of a normal distribution's elements are too small for any format of 8 bits.
-_LOST, _LOOKED_AT = 0.05, 20
 # Fewer steps say nothing about what rises.
 _RISING = 4
 
@@ -49,57 +46,6 @@ def nonfinite_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
         )
 
 
-# --- half precision ---------------------------------------------------------------------------
-
-
-def low_precision_accumulation(analysis: LedgerAnalysis) -> Iterator[Finding]:
-    """Find sums in half precision that contributions leave as they were."""
-    parameters = analysis.ledger.parameters
-    for optimizer in analysis.optimizers:
-        half = [
-            p
-            for p in optimizer.columns.tolist()
-            if parameters[p].dtype in ("bfloat16", "float16")
-        ]
-        counts = [_additions(analysis, p) for p in half]
-        lost = sum(unchanged for unchanged, _, _ in counts)
-        added = sum(every for _, every, _ in counts)
-        if added < _LOOKED_AT or lost < _LOST * added:
-            continue
-        yield analysis.finding(
-            "low-precision-accumulation",
-            "warning",
-            min(first for unchanged, _, first in counts if unchanged),
-            evidence={
-                "elements that contributions left unchanged": lost / added,
-                "elements looked at": added,
-                "dtype": parameters[half[0]].dtype,
-            },
-            cause=(
-                f"{lost / added:.0%} of the additions to `.grad` change nothing: what is added is below the last digit "
-                "of the sum."
-            ),
-            optimizer=optimizer.optimizer,
-        )
-
-
-def _additions(analysis: LedgerAnalysis, p: int) -> tuple[int, int, int]:
-    """Count a parameter's additions that changed nothing, and all of them; and say where the first one was."""
-    ledger = analysis.ledger
-    born = np.flatnonzero(ledger.state[1:, p] & CONTRIBUTED) + 1
-    before = ledger.grad[born - 1, p]
-    born = born[np.isfinite(before) & (before > 0)]
-    if p in ledger.exact:
-        part, grad = ledger.exact[p]
-        added = (part[born] != 0) & np.isfinite(part[born])
-    else:
-        grad = ledger.grad[:, [p]]
-        added = (ledger.contribution[born, p] > 0)[:, None]
-    unchanged = added & (grad[born] == grad[born - 1])
-    events = born[unchanged.any(axis=1)] if born.size else born
-    return int(unchanged.sum()), int(added.sum()), int(events[0]) if events.size else 0
-
-
 # --- graphs -----------------------------------------------------------------------------------
 
 
@@ -110,11 +56,14 @@ def graph_retained(analysis: LedgerAnalysis) -> Iterator[Finding]:
     for optimizer in analysis.optimizers:
         windows = list(optimizer.full_windows.values())
         several = [used for used in windows if len(used) > 1]
+        last = [used[-1] for used in windows if np.isfinite(after[used[-1]])]
         if several and all(_runs_again(analysis, used) for used in several):
             yield _summed(analysis, optimizer, several[0][1], len(several))
+        elif len(last) < _RISING or not _rises(after[last], before[last[:2]].max()):
             continue
-        last = [used[-1] for used in windows if np.isfinite(after[used[-1]])]
-        if len(last) >= _RISING and _rises(after[last], before[last[:2]].max()):
+        elif _runs_again(analysis, last):
+            yield _summed(analysis, optimizer, last[0], len(last))
+        else:
             yield _kept(analysis, optimizer, last, after[last])
 
 
@@ -135,8 +84,6 @@ def _kept(
     """Return the finding about saved tensors that something keeps."""
     retained = [b for b in last if analysis.detail(b, "retain_graph")]
     event = analysis.ledger[retained[0] if retained else last[0]]
-    if retained and (np.diff(_losses(analysis, last)) > 0).all():
-        return _summed(analysis, optimizer, event.index, len(last))
     keeper, suggestion = "something that is kept, such as a loss in a list,", ""
     if retained:
         keeper = "`retain_graph=True`"
@@ -164,12 +111,11 @@ def _losses(analysis: LedgerAnalysis, backwards: list[int]) -> list[int]:
 
 
 def _runs_again(analysis: LedgerAnalysis, used: list[int]) -> bool:
-    """Return whether each backward of a window runs a sum of all losses so far."""
-    counts = _losses(analysis, used)
-    growing = [(n + 1) * counts[0] for n in range(len(counts))]
+    """Return whether each backward runs more losses than the one before, whose graphs were retained."""
+    growing = (np.diff(_losses(analysis, used)) > 0).all()
     one_line = len(set(analysis.sites[used].tolist())) == 1
     retained = all(analysis.detail(b, "retain_graph") for b in used[:-1])
-    return counts[0] > 0 and counts == growing and one_line and retained
+    return bool(growing) and one_line and retained
 
 
 def _summed(
@@ -191,3 +137,15 @@ def _summed(
         times=times,
         optimizer=optimizer.optimizer,
     )
+
+
+# --- what has to be meant ---------------------------------------------------------------------
+
+
+def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
+    """Say what has to be meant for a healthy loop to be so: sums in half precision, which lose small contributions."""
+    for optimizer in analysis.optimizers:
+        several = any(len(used) > 1 for used in optimizer.full_windows.values())
+        dtypes = {analysis.ledger.parameters[p].dtype for p in optimizer.columns}
+        for dtype in sorted(dtypes & {"bfloat16", "float16"}) if several else ():
+            yield f"sums in {dtype} are meant"
