@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,95 +34,221 @@ def loader(samples: int = 32, size: int = 2, **settings: Any) -> DataLoader[Any]
     return DataLoader(data, batch_size=size, **settings)
 
 
-def in_windows(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a loop over windows of K micro-batches, of each of which this is the loss."""
+def mean_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y) / K
+
+
+def train(
+    model: nn.Module,
+    optimizer: Any,
+    loss: Callable[..., Any] = mean_loss,
+    *,
+    data: Any = None,
+    after: Callable[..., None] = lambda model, i: None,
+    before_step: Callable[..., None] = lambda model: None,
+    to_none: bool = True,
+) -> None:
+    """Windows of K micro-batches: `after` is called after each backward."""
+    for i, (x, y) in enumerate(data or loader()):
+        loss(model, x, y).backward()
+        if i % K == K - 1:
+            before_step(model)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=to_none)
+        after(model, i)
+
+
+def windows(name: str, **how: Any) -> None:
+    """Add a loop over windows."""
 
     def loop() -> Iterator[tuple[Any, ...]]:
         model = net()
         optimizer = torch.optim.AdamW(model.parameters())
         yield model, optimizer
-        for i, (x, y) in enumerate(loader()):
-            loss(model, x, y).backward()
-            if i % K == K - 1:
-                optimizer.step()
-                optimizer.zero_grad()
+        train(model, optimizer, **how)
 
-    LOOPS[loss.__name__.strip("_").replace("_", " ")] = loop
-    return loss
+    LOOPS[name] = loop
 
 
-@in_windows
+def _losses(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    out = model(x)
+    return F.cross_entropy(out, y), out.square().mean(), out.abs().mean(), out.exp().mean()
+
+
 def _two_weighted_losses_and_a_penalty(model: nn.Module, x: Tensor, y: Tensor) -> Any:
-    out = model(x)
+    one, other, *_ = _losses(model, x, y)
     penalty = sum(p.square().sum() for p in model.parameters())
-    return (0.7 * F.cross_entropy(out, y) + 0.3 * out.square().mean() + 1e-4 * penalty) / K
+    return (0.7 * one + 0.3 * other + 1e-4 * penalty) / K
 
 
-@in_windows
-def _a_mean_of_as_many_losses_as_micro_batches(model: nn.Module, x: Tensor, y: Tensor) -> Any:
-    out = model(x)
-    losses = F.cross_entropy(out, y), out.square().mean(), out.abs().mean(), out.exp().mean()
-    return sum(losses) / len(losses) / K
-
-
-@in_windows
-def _a_mean_of_two_losses_over_the_micro_batches_in_one_division(model: nn.Module, x: Tensor, y: Tensor) -> Any:
-    out = model(x)
-    return (F.cross_entropy(out, y) + out.square().mean()) / (2 * K)
-
-
-@in_windows
 def _a_weight_that_is_divided_before_it_multiplies(model: nn.Module, x: Tensor, y: Tensor) -> Any:
-    out = model(x)
-    return F.cross_entropy(out, y) / K + (0.1 / K) * out.square().mean()
+    one, other, *_ = _losses(model, x, y)
+    return one / K + (0.1 / K) * other
 
 
-@in_windows
-def _samples_weighted_one_by_one(model: nn.Module, x: Tensor, y: Tensor) -> Any:
-    weights = torch.rand(len(y))
-    return (F.cross_entropy(model(x), y, reduction="none") * weights).sum() / (K * len(y))
-
-
-@in_windows
 def _samples_weighted_and_divided_by_their_weights(model: nn.Module, x: Tensor, y: Tensor) -> Any:
     weights = torch.rand(len(y))
     each = F.cross_entropy(model(x), y, reduction="none")
     return (each * weights).sum() / weights.sum() / K
 
 
-@in_windows
-def _what_a_teacher_says_and_the_labels_each_divided(model: nn.Module, x: Tensor, y: Tensor) -> Any:
-    out, wanted = model(x), torch.randn(len(y), 5)
-    return (0.7 / K) * F.mse_loss(out, wanted) + (0.3 / K) * F.cross_entropy(out, y)
+def _checkpointed(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model[2](checkpoint(model[:2], x, use_reentrant=False)), y) / K
 
 
-@in_windows
-def _a_loss_divided_by_the_number_of_its_terms(model: nn.Module, x: Tensor, y: Tensor) -> Any:
-    losses = [F.cross_entropy(model(x + 0.1 * torch.randn_like(x)), y) for _ in range(3)]
-    return sum(losses) / 3 / K
+def _as_many_classes_as_micro_batches(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    out = model(x)[:, :K]
+    return F.multilabel_soft_margin_loss(out, torch.ones(len(x), K)) / K
 
 
-@in_windows
-def _a_loss_divided_by_the_workers_and_the_micro_batches(model: nn.Module, x: Tensor, y: Tensor) -> Any:
-    return F.cross_entropy(model(x), y) / 3 / K
+def _sums_over_the_batch(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    mean, spread = model(x)[:, :4].chunk(2, 1)
+    again = F.mse_loss(mean, x[:, :2], reduction="sum")
+    prior = -0.5 * torch.sum(1 + spread - mean.pow(2) - spread.exp())
+    return (again + prior) / len(x) / K
 
 
-@in_windows
-def _a_weight_of_a_fifth_and_four_micro_batches(model: nn.Module, x: Tensor, y: Tensor) -> Any:
-    return 1 / (K + 1) * F.cross_entropy(model(x), y)
+def _grad_divided_through_its_data(model: nn.Module) -> None:
+    for p in model.parameters():
+        p.grad.data.div_(K)  # type: ignore[union-attr]
+
+
+def _faded(model: nn.Module, i: int) -> None:
+    """What came before counts nine tenths with each micro-batch: a momentum inside the window."""
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad *= 0.9
+
+
+windows("two weighted losses and a penalty", loss=_two_weighted_losses_and_a_penalty)
+windows("a mean of as many losses as micro-batches", loss=lambda *of: sum(_losses(*of)) / 4 / K)
+windows("a weight that is divided before it multiplies", loss=_a_weight_that_is_divided_before_it_multiplies)
+windows("samples weighted and divided by their weights", loss=_samples_weighted_and_divided_by_their_weights)
+windows("a loss divided by the workers and the micro-batches", loss=lambda *of: mean_loss(*of) / 3)
+windows("a weight of a fifth and four micro-batches", loss=lambda model, x, y: 1 / 5 * F.cross_entropy(model(x), y))
+windows("gradient checkpointing", loss=_checkpointed)
+windows("a mean over as many classes as micro-batches", loss=_as_many_classes_as_micro_batches)
+windows("sums of two kinds over the batch", loss=_sums_over_the_batch)
+windows("plain sums", loss=lambda model, x, y: F.cross_entropy(model(x), y, reduction="sum"))
+windows("clipped by value", before_step=lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.01))
+windows("norms logged", after=lambda model, i: nn.utils.clip_grad_norm_(model.parameters(), math.inf))
+windows(
+    "gradients divided through their data",
+    loss=lambda model, x, y: F.cross_entropy(model(x), y),
+    before_step=_grad_divided_through_its_data,
+)
+windows("a sum that fades", after=_faded)
+windows("gradients kept as zeros", to_none=False)
+
+
+def _scaled(before: Callable[..., None], by_scaler: bool) -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    yield model, optimizer
+    for i, (x, y) in enumerate(loader()):
+        scaler.scale(mean_loss(model, x, y)).backward()
+        if i % K == K - 1:
+            before(model, scaler)
+            if by_scaler:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+            optimizer.zero_grad()
 
 
 @healthy
-def _clipped_by_value() -> Iterator[tuple[Any, ...]]:
+def _gradients_unscaled_by_hand() -> Iterator[tuple[Any, ...]]:
+    def before(model: nn.Module, scaler: Any) -> None:
+        for p in model.parameters():
+            p.grad /= scaler.get_scale()  # type: ignore[operator]
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    yield from _scaled(before, by_scaler=False)
+
+
+@healthy
+def _a_limit_of_scaled_gradients_that_is_scaled() -> Iterator[tuple[Any, ...]]:
+    def before(model: nn.Module, scaler: Any) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1 * scaler.get_scale())
+
+    yield from _scaled(before, by_scaler=True)
+
+
+@healthy
+def _an_epoch_left_early() -> Iterator[tuple[Any, ...]]:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
     yield model, optimizer
-    for i, (x, y) in enumerate(loader()):
-        (F.cross_entropy(model(x), y) / K).backward()
-        if i % K == K - 1:
-            nn.utils.clip_grad_value_(model.parameters(), 0.01)
-            optimizer.step()
-            optimizer.zero_grad()
+    for _ in range(2):
+        optimizer.zero_grad()
+        train(model, optimizer, data=itertools.islice(loader(), 10))
+
+
+@healthy
+def _an_evaluation_every_few_steps() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    yield model, optimizer
+
+    def evaluate(model: nn.Module, i: int) -> None:
+        if i % 6 == 5:
+            with torch.no_grad():
+                scheduler.step(sum(float(F.cross_entropy(model(x), y)) for x, y in loader(6)))
+
+    train(model, optimizer, after=evaluate)
+
+
+@healthy
+def _an_optimizer_of_its_own_for_each_epoch_and_a_schedule_once() -> Iterator[tuple[Any, ...]]:
+    model, data = net(), loader()
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1 * 0.5**epoch) for epoch in range(3)]
+    yield model, *optimizers
+    for optimizer in optimizers:
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        train(model, optimizer, data=data)
+        scheduler.step()
+
+
+@healthy
+def _a_head_first_and_then_all_with_another_optimizer() -> Iterator[tuple[Any, ...]]:
+    model, data = net(), loader()
+    first, then = torch.optim.AdamW(model[2].parameters()), torch.optim.AdamW(model.parameters())
+    yield model, first, then
+    for optimizer in (first, then):
+        model[0].requires_grad_(optimizer is then)
+        train(model, optimizer, data=data)
+
+
+def _by_the_micro_batch(made: Callable[..., Any], *, placed: bool = False) -> Iterator[tuple[Any, ...]]:
+    model, data = net(), loader()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = made(optimizer, 2 * len(data))
+    optimizer.step()  # of nothing: torch warns of a scheduler that is the first to step
+    yield model, optimizer
+    for epoch in range(2):
+
+        def after(model: nn.Module, i: int, epoch: int = epoch) -> None:
+            if placed:
+                scheduler.step(epoch + i / len(data))
+            else:
+                scheduler.step()
+
+        train(model, optimizer, data=data, after=after)
+
+
+SCHEDULES = torch.optim.lr_scheduler
+LOOPS |= {
+    "warm restarts that are given where they are": lambda: _by_the_micro_batch(
+        lambda of, n: SCHEDULES.CosineAnnealingWarmRestarts(of, 2), placed=True
+    ),
+    "one cycle of all micro-batches": lambda: _by_the_micro_batch(lambda of, n: SCHEDULES.OneCycleLR(of, 0.1, n)),
+    "a line down to nothing over all micro-batches": lambda: _by_the_micro_batch(
+        lambda of, n: SCHEDULES.LambdaLR(of, lambda step: 1 - step / n)
+    ),
+}
 
 
 @healthy
@@ -143,31 +270,6 @@ def _the_mean_of_gradients_that_were_kept() -> Iterator[tuple[Any, ...]]:
 
 
 @healthy
-def _a_mean_over_equal_batches_of_sums_over_unequal_lengths() -> Iterator[tuple[Any, ...]]:
-    layer = nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
-    yield layer, optimizer
-    for i in range(16):
-        error = layer(torch.randn(2, 3 + i % 5, 8)).squeeze(-1).square()
-        (error.mean(0).sum() / K).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@healthy
-def _a_mean_over_as_many_classes_as_a_window_has_micro_batches() -> Iterator[tuple[Any, ...]]:
-    model = net(K)
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    for i, (x, _) in enumerate(loader()):
-        (F.multilabel_soft_margin_loss(model(x), torch.ones(len(x), K)) / K).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@healthy
 def _an_optimizer_for_the_body_and_one_for_the_head() -> Iterator[tuple[Any, ...]]:
     model = net()
     body = torch.optim.SGD(model[0].parameters(), lr=0.01, momentum=0.9)
@@ -179,19 +281,6 @@ def _an_optimizer_for_the_body_and_one_for_the_head() -> Iterator[tuple[Any, ...
             for optimizer in (body, head):
                 optimizer.step()
                 optimizer.zero_grad()
-
-
-@healthy
-def _gradient_checkpointing() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    for i, (x, y) in enumerate(loader()):
-        hidden = checkpoint(model[:2], x, use_reentrant=False)
-        (F.cross_entropy(model[2](hidden), y) / K).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
 
 
 @healthy
@@ -228,41 +317,6 @@ def _a_search_for_the_learning_rate() -> Iterator[tuple[Any, ...]]:
 
 
 @healthy
-def _an_evaluation_every_few_steps() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    yield model, optimizer
-    for i, (x, y) in enumerate(loader()):
-        (F.cross_entropy(model(x), y) / K).backward()
-        if i % 6 == 5:
-            model.eval()
-            with torch.no_grad():
-                total = sum(float(F.cross_entropy(model(a), b)) for a, b in loader(6))
-            scheduler.step(total)
-            model.train()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@healthy
-def _an_epoch_left_early() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    for _ in range(2):
-        optimizer.zero_grad()
-        for i, (x, y) in enumerate(loader()):
-            (F.cross_entropy(model(x), y) / K).backward()
-            if i % K == K - 1:
-                optimizer.step()
-                optimizer.zero_grad()
-            if i == 9:
-                break
-
-
-@healthy
 def _an_uneven_last_batch_weighted_by_its_samples() -> Iterator[tuple[Any, ...]]:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -295,27 +349,6 @@ def _an_update_written_by_hand() -> Iterator[tuple[Any, ...]]:
 
 
 @healthy
-def _windows_summed_up_outside_grad() -> Iterator[tuple[Any, ...]]:
-    model, head = net(), nn.Linear(8, 5)
-    of_model, of_head = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(head.parameters(), lr=0.1)
-    yield model, head, of_model, of_head
-    weights = list(model.parameters())
-    total = [torch.zeros_like(p) for p in weights]
-    for i, (x, y) in enumerate(loader()):
-        for kept, new in zip(total, torch.autograd.grad(F.cross_entropy(model(x), y), weights), strict=True):
-            kept += new / K
-        (F.cross_entropy(head(x), y) / K).backward()
-        if i % K == K - 1:
-            for p, kept in zip(weights, total, strict=True):
-                p.grad = kept.clone()
-                kept.zero_()
-            of_model.step()
-            of_head.step()
-            of_model.zero_grad()
-            of_head.zero_grad()
-
-
-@healthy
 def _mixed_precision_with_an_overflow() -> Iterator[tuple[Any, ...]]:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -331,33 +364,6 @@ def _mixed_precision_with_an_overflow() -> Iterator[tuple[Any, ...]]:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-
-
-@healthy
-def _gradients_kept_as_zeros() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    yield model, optimizer
-    optimizer.zero_grad(set_to_none=False)
-    for i, (x, y) in enumerate(loader()):
-        (F.cross_entropy(model(x), y) / K).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
-
-
-@healthy
-def _the_model_zeroed_and_the_optimizer_too() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    yield model, optimizer
-    model.zero_grad()
-    for i, (x, y) in enumerate(loader()):
-        (F.cross_entropy(model(x), y) / K).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-            model.zero_grad()
 
 
 @healthy
@@ -451,23 +457,6 @@ def _the_mean_of_a_list_of_losses() -> Iterator[tuple[Any, ...]]:
             optimizer.step()
             optimizer.zero_grad()
             window.clear()
-
-
-@healthy
-def _the_schedule_once_an_epoch_and_gradients_logged() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    yield model, optimizer
-    norms = []
-    for _ in range(3):
-        for i, (x, y) in enumerate(loader(16)):
-            (F.cross_entropy(model(x), y) / K).backward()
-            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), math.inf)))
-            if i % K == K - 1:
-                optimizer.step()
-                optimizer.zero_grad()
-        scheduler.step()
 
 
 @healthy
@@ -581,71 +570,6 @@ def _a_critic_with_a_penalty_on_its_slope_over_several_batches() -> Iterator[tup
 
 
 @healthy
-def _two_generators_and_two_frozen_judges() -> Iterator[tuple[Any, ...]]:
-    there, back, judge = nn.Linear(8, 8), nn.Linear(8, 8), net(1)
-    of_both = torch.optim.Adam([*there.parameters(), *back.parameters()])
-    of_judge = torch.optim.Adam(judge.parameters())
-    yield there, back, judge, of_both, of_judge
-    for _ in range(4):
-        a = torch.randn(4, 8)
-        judge.requires_grad_(requires_grad=False)
-        of_both.zero_grad()
-        fake = there(a)
-        ((judge(fake) - 1).square().mean() + 10 * (back(fake) - a).abs().mean()).backward()
-        of_both.step()
-        judge.requires_grad_(requires_grad=True)
-        of_judge.zero_grad()
-        (0.5 * ((judge(a) - 1).square().mean() + judge(fake.detach()).square().mean())).backward()
-        of_judge.step()
-
-
-@healthy
-def _sums_of_two_kinds_over_the_batch() -> Iterator[tuple[Any, ...]]:
-    encoder, decoder = nn.Linear(8, 8), nn.Linear(4, 8)
-    optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()])
-    yield encoder, decoder, optimizer
-    for i, (x, _) in enumerate(loader(64, 4)):
-        mean, spread = encoder(x).chunk(2, 1)
-        again = F.mse_loss(decoder(mean + torch.randn_like(mean) * (spread / 2).exp()), x, reduction="sum")
-        prior = -0.5 * torch.sum(1 + spread - mean.pow(2) - spread.exp())
-        ((again + prior) / len(x) / K).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@healthy
-def _gradients_unscaled_by_hand() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
-    yield model, optimizer
-    for i, (x, y) in enumerate(loader()):
-        scaler.scale(F.cross_entropy(model(x), y) / K).backward()
-        if i % K == K - 1:
-            for p in model.parameters():
-                p.grad /= scaler.get_scale()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@healthy
-def _a_limit_of_scaled_gradients_that_is_scaled() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
-    yield model, optimizer
-    for i, (x, y) in enumerate(loader()):
-        scaler.scale(F.cross_entropy(model(x), y) / K).backward()
-        if i % K == K - 1:
-            nn.utils.clip_grad_norm_(model.parameters(), 0.1 * scaler.get_scale())
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-
-
-@healthy
 def _sums_in_buffers_of_its_own() -> Iterator[tuple[Any, ...]]:
     """As a cure of sums in half precision has it: `.grad` holds one micro-batch, until the step."""
     model = net()
@@ -661,38 +585,6 @@ def _sums_in_buffers_of_its_own() -> Iterator[tuple[Any, ...]]:
             for p, total in zip(model.parameters(), sums, strict=True):
                 p.grad = total.clone()
                 total.zero_()
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-class Tidy(torch.optim.AdamW):
-    """An optimizer that zeroes what it has read."""
-
-    def step(self, closure: Any = None) -> Any:
-        found = super().step(closure)
-        self.zero_grad()
-        return found
-
-
-@healthy
-def _an_optimizer_that_zeroes_itself() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = Tidy(model.parameters())
-    yield model, optimizer
-    for i, (x, y) in enumerate(loader()):
-        (F.cross_entropy(model(x), y) / K).backward()
-        if i % K == K - 1:
-            optimizer.step()
-
-
-@healthy
-def _plain_sums() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    yield model, optimizer
-    for i, (x, y) in enumerate(loader()):
-        F.cross_entropy(model(x), y, reduction="sum").backward()
-        if i % K == K - 1:
             optimizer.step()
             optimizer.zero_grad()
 
@@ -732,38 +624,6 @@ def _tokens_counted_over_each_window_and_the_last_one_short() -> Iterator[tuple[
 
 
 @healthy
-def _a_probe_on_what_is_learnt() -> Iterator[tuple[Any, ...]]:
-    body, head, probe = nn.Linear(8, 8), nn.Linear(8, 5), nn.Linear(8, 2)
-    optimizer = torch.optim.AdamW([*body.parameters(), *head.parameters()])
-    of_probe = torch.optim.Adam(probe.parameters())
-    yield body, head, probe, optimizer, of_probe
-    for x, y in loader(16, 4):
-        features = body(x)
-        optimizer.zero_grad()
-        of_probe.zero_grad()
-        F.cross_entropy(head(features), y).backward()
-        F.cross_entropy(probe(features.detach()), y % 2).backward()
-        optimizer.step()
-        of_probe.step()
-
-
-@healthy
-def _gradients_divided_through_their_data() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    for i, (x, y) in enumerate(loader()):
-        F.cross_entropy(model(x), y).backward()
-        if i % K == K - 1:
-            for p in model.parameters():
-                assert p.grad is not None
-                p.grad.data.div_(K)
-            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@healthy
 def _a_loss_at_several_scales_each_weighing_twice_the_one_before() -> Iterator[tuple[Any, ...]]:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -773,23 +633,6 @@ def _a_loss_at_several_scales_each_weighing_twice_the_one_before() -> Iterator[t
             (2.0 ** (scale - 3) * F.cross_entropy(model(x / 2**scale), y)).backward()
         optimizer.step()
         optimizer.zero_grad()
-
-
-@healthy
-def _a_sum_that_fades() -> Iterator[tuple[Any, ...]]:
-    """What came before counts nine tenths with each micro-batch: a momentum inside the window."""
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    yield model, optimizer
-    for i, (x, y) in enumerate(loader()):
-        (F.cross_entropy(model(x), y) / K).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-        else:
-            for p in model.parameters():
-                assert p.grad is not None
-                p.grad *= 0.9
 
 
 @healthy
@@ -808,91 +651,6 @@ def _two_paces_and_the_slow_one_averaged_by_hand() -> Iterator[tuple[Any, ...]]:
                 p.grad /= 2
             of_body.step()
             of_body.zero_grad()
-
-
-class _Proxy:
-    """An optimizer in a framework's clothes."""
-
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
-        self.inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-
-@healthy
-def _an_optimizer_behind_a_proxy() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    inner = torch.optim.AdamW(model.parameters())
-    optimizer = _Proxy(inner)
-    yield model, inner
-    for i, (x, y) in enumerate(loader(16)):
-        (F.cross_entropy(model(x), y) / K).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def _trained(model: nn.Module, optimizer: torch.optim.Optimizer, data: DataLoader[Any], after: Any = None) -> None:
-    for i, (x, y) in enumerate(data):
-        (F.cross_entropy(model(x), y) / K).backward()
-        if i % K == K - 1:
-            optimizer.step()
-            optimizer.zero_grad()
-        if after is not None:
-            after(i)
-
-
-@healthy
-def _an_optimizer_of_its_own_for_each_epoch() -> Iterator[tuple[Any, ...]]:
-    model, data = net(), loader()
-    optimizers = [torch.optim.SGD(model.parameters(), 0.1 * 0.5**epoch) for epoch in range(3)]
-    yield model, *optimizers
-    for optimizer in optimizers:
-        _trained(model, optimizer, data)
-
-
-@healthy
-def _a_head_first_and_then_all_with_another_optimizer() -> Iterator[tuple[Any, ...]]:
-    model, data = net(), loader()
-    first, then = torch.optim.AdamW(model[2].parameters()), torch.optim.AdamW(model.parameters())
-    yield model, first, then
-    for optimizer in (first, then):
-        model[0].requires_grad_(optimizer is then)
-        _trained(model, optimizer, data)
-
-
-def _by_the_micro_batch(made: Callable[..., Any], *, told: bool = False) -> Iterator[tuple[Any, ...]]:
-    model, data = net(), loader()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    scheduler = made(optimizer, 2 * len(data))
-    optimizer.step()  # of nothing: torch warns of a scheduler that is the first to step
-    yield model, optimizer
-    for epoch in range(2):
-
-        def after(i: int, epoch: int = epoch) -> None:
-            if told:
-                scheduler.step(epoch + i / len(data))
-            else:
-                scheduler.step()
-
-        _trained(model, optimizer, data, after)
-
-
-@healthy
-def _warm_restarts_told_where_they_are() -> Iterator[tuple[Any, ...]]:
-    schedulers = torch.optim.lr_scheduler
-    yield from _by_the_micro_batch(lambda of, n: schedulers.CosineAnnealingWarmRestarts(of, 2), told=True)
-
-
-@healthy
-def _one_cycle_of_all_micro_batches() -> Iterator[tuple[Any, ...]]:
-    yield from _by_the_micro_batch(lambda of, n: torch.optim.lr_scheduler.OneCycleLR(of, 0.1, n))
-
-
-@healthy
-def _a_line_down_to_nothing_over_all_micro_batches() -> Iterator[tuple[Any, ...]]:
-    yield from _by_the_micro_batch(lambda of, n: torch.optim.lr_scheduler.LambdaLR(of, lambda step: 1 - step / n))
 
 
 @healthy
