@@ -787,12 +787,47 @@ def test_any_right_windows_are_healthy(counts: list[int], clip: bool, elements: 
 
 # ---------------------------------------------------------------- verdicts
 
+
+def _a_second_backward() -> Play:
+    play = Play()
+    for _ in range(2):
+        for _ in range(4):
+            play.backward(term(8, 1 / 4))
+            play.backward(term(8, 0.3), label="aux", line=11)
+        play.step()
+        play.zero()
+    return play
+
+
+def _a_first_loss_that_is_zeroed() -> Play:
+    play = Play()
+    for _ in range(3):
+        play.backward(term(8, 1.0), label="first", line=11)
+        play.zero()
+        play.backward(term(8, 1.0))
+        play.step()
+        play.zero()
+    return play
+
+
+def _half() -> Play:
+    play = played(RIGHT)
+    play.dtypes = {"w": "bfloat16"}
+    return play
+
+
 MEANT: dict[str, tuple[Callable[[], Play], str]] = {
     "a constant sum": (lambda: windows(4, 4, 4, factor=0.5), "a sum of 2 is meant in every step"),
     "a loss that is not divided beside one that is": (
         lambda: _beside(0.3),
         "a sum of 1.2 is meant in every step for loss · MseLossBackward0",
     ),
+    "an undivided loss with a backward of its own": (_a_second_backward, "a sum of 1.2 is meant in every step for aux"),
+    "a first loss that is zeroed": (
+        _a_first_loss_that_is_zeroed,
+        "what 3 micro-batches brought and a zeroing erased is meant to be thrown away",
+    ),
+    "sums in half precision": (_half, "sums in bfloat16 are meant"),
     "a zero tensor": (
         lambda: _idle(to_none=False),
         "SGD 0 is meant to move v in 3 steps whose gradient is a zero tensor",

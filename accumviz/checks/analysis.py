@@ -33,6 +33,12 @@ def modal_length(lengths: Iterable[int]) -> int:
     return max(counts, key=lambda length: (length * counts[length], length), default=0)
 
 
+def between(events: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """Return those of some events that lie between two."""
+    inside: np.ndarray = events[(events > start) & (events < stop)]
+    return inside
+
+
 @dataclass(frozen=True)
 class WindowShare:
     """What one step read of one objective, before clips and averages.
@@ -128,14 +134,9 @@ class OptimizerHistory:
     def __init__(self, analysis: LedgerAnalysis, optimizer: int) -> None:
         self.analysis = analysis
         self.optimizer = optimizer
-        self.rank: int | None = None
-        columns: list[int] = []
-        for i, parameter in enumerate(analysis.ledger.parameters):
-            if optimizer not in parameter.optimizers:
-                continue
-            if not columns:
-                self.rank = parameter.rank
-            columns.append(i)
+        parameters = analysis.ledger.parameters
+        columns = [i for i, p in enumerate(parameters) if optimizer in p.optimizers]
+        self.rank = parameters[columns[0]].rank if columns else None
         self.columns = np.array(columns, int)
         self.steps = steps_of(analysis.ledger, (optimizer,))
         events = analysis.events
@@ -207,21 +208,9 @@ class OptimizerHistory:
         changing: np.ndarray = events[(state & CHANGED).any(axis=1)]
         return changing
 
-    def between(self, events: np.ndarray, start: int, stop: int) -> np.ndarray:
-        """Return those of some events that lie between two, in this optimizer's rank."""
-        inside = events[(events > start) & (events < stop)]
-        ranks = self.analysis.ranks[inside]
-        mine = ranks < 0
-        if self.rank is not None:
-            mine |= ranks == self.rank
-        between: np.ndarray = inside[mine]
-        return between
-
     def changing_between(self, kind: str, start: int, stop: int) -> np.ndarray:
         """Return the events of a kind between two that touched one of this optimizer's `.grad`."""
-        events = self.analysis.at(kind)
-        inside = self.between(events, start, stop)
-        return self.changing(inside)
+        return self.changing(between(self.analysis.at(kind), start, stop))
 
     def clip_ratio(self, event: int) -> float:
         """Return by what factor an event has shortened these gradients; 1 where it did nothing."""

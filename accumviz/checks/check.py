@@ -277,17 +277,25 @@ def _no_verdict(analysis: LedgerAnalysis) -> str:
     unknown = analysis.shares.unknown[analysis.shares.term == 0]
     if unknown.size and (unknown > 0).all():
         return f"what the micro-batches weigh is not known: {_most_frequent(analysis)}"
-    moved = analysis.events.detail("last_moved", default=False)
-    moved = moved & ~analysis.events.where("within", "step")
-    for optimizer in analysis.optimizers:
-        if any(moved[used[1:]].any() for used in optimizer.full_windows.values()):
-            return _MOVED
+    if _moved_inside_a_window(analysis):
+        return _MOVED
     last = {analysis.ranks[b]: b for b in analysis.at("backward").tolist()}
     for b in last.values():
         error = str(analysis.detail(b, "error") or "")
         if error and _is_error(error):
             return f"the last backward raised an error: {error}"
     return ""
+
+
+def _moved_inside_a_window(analysis: LedgerAnalysis) -> bool:
+    """Return whether a window holds backwards of several places of the weights, as a SAM's would."""
+    moved = analysis.events.detail("last_moved", default=False)
+    moved = moved & ~analysis.events.where("within", "step")
+    return any(
+        moved[used[1:]].any()
+        for optimizer in analysis.optimizers
+        for used in optimizer.full_windows.values()
+    )
 
 
 def _most_frequent(analysis: LedgerAnalysis) -> str:

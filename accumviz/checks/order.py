@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory
+from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory, between
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import (
     added_above,
@@ -175,7 +175,7 @@ def _clips_scaled(
 ) -> bool:
     """Return whether a clip shortened gradients of this window that nothing had unscaled."""
     since = optimizer.previous_step(clip)
-    inside = optimizer.between(scaled, since, clip)
+    inside = between(scaled, since, clip)
     if not inside.size or optimizer.clip_ratio(clip) >= 1 - SAME:
         return False
     # The limit may be as many times larger.
@@ -275,18 +275,16 @@ def _stepped_too_often(
         index = analysis.events.detail("optimizer_index", 0)[every]
         schedules = every[index == optimizer.optimizer]
         windows = {s: used for s, used in optimizer.windows.items() if len(used) > 1}
-        steps = [s for s in windows if _between_all(optimizer, schedules, windows[s])]
+        steps = [s for s in windows if _between_all(schedules, windows[s])]
         if not schedules.size or 2 * len(steps) <= len(windows):
             continue
         if not _is_given_its_place(analysis.ledger[int(schedules[0])]):
             yield optimizer, schedules, steps
 
 
-def _between_all(
-    optimizer: OptimizerHistory, schedules: np.ndarray, window: list[int]
-) -> bool:
+def _between_all(schedules: np.ndarray, window: list[int]) -> bool:
     """Return whether a scheduler steps between any two backwards of a window."""
-    return all(optimizer.between(schedules, *pair).size for pair in pairwise(window))
+    return all(between(schedules, *pair).size for pair in pairwise(window))
 
 
 def _rates(analysis: LedgerAnalysis, schedules: np.ndarray) -> list[float]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory
+from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory, between
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import added_above, zeroing
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, PRESENT
@@ -85,7 +85,8 @@ def _applied_twice(analysis: LedgerAnalysis) -> str:
         for other in analysis.optimizers:
             shared = np.intersect1d(one.columns, other.columns)
             both = one.first_step_of.keys() & other.first_step_of.keys()
-            reached = analysis.contributed[np.ix_(sorted(both), shared)]
+            rows = np.array(sorted(both), int)
+            reached = analysis.contributed[np.ix_(rows, shared)]
             if one.optimizer < other.optimizer and reached.any():
                 names = _together(_names(analysis, shared))
                 return f"{one.name} and {other.name} are both meant to apply the gradients of {names}"
@@ -217,8 +218,8 @@ def _leaks(
     same_pace = abs(optimizer.steps.size - other.steps.size) <= 1
     for b, late in optimizer.first_step_of.items():
         early = other.first_step_of.get(b, late)
-        between = optimizer.between(optimizer.backwards, early, late)
-        its_sites = set(sites[between].tolist())
+        inside = between(optimizer.backwards, early, late)
+        its_sites = set(sites[inside].tolist())
         if its_sites - shared and (same_pace or sites[b] not in its_sites):
             yield b, early, late
 

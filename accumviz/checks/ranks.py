@@ -116,9 +116,10 @@ def _unsynced(
     averaged = 0
     for step, window in optimizer.full_windows.items():
         until = last[syncs.searchsorted(step)]
-        reached = analysis.contributed[np.ix_(window, columns)]
-        after = reached & (np.array(window)[:, None] > until)
-        late = np.array(window)[after.any(axis=1)].tolist()
+        backwards = np.array(window)
+        reached = analysis.contributed[np.ix_(backwards, columns)]
+        after = reached & (backwards[:, None] > until)
+        late = backwards[after.any(axis=1)].tolist()
         # Averaged too early, within the very window, is averaging that was meant.
         averaged += not late or until.max(initial=-1) > window[0]
         if late and armed[late[-1]] is not None:

@@ -320,13 +320,17 @@ def _whole_at_the_end(
     whole = max((many for many in lengths if many < share.many), default=0)
     if not whole or share.again or not share.read or _adds_up(share.weights):
         return 0
-    # Without a loader to ask, a length says it; but windows may all be longer from some step on.
-    longer = [other.many > whole for other in _several(shares)]
-    grown = longer[:2] == [False, False] and longer[-2:] == [True, True]
-    carried = share.many < 2 * whole and not (grown and longer == sorted(longer))
+    carried = share.many < 2 * whole and not _grow(shares, whole)
     if analysis.has_loaders:
         carried = analysis.carried(share) > 0
     return whole if carried and _adds_up(share.weights[-whole:]) else 0
+
+
+def _grow(shares: Sequence[WindowShare], whole: int) -> bool:
+    """Return whether windows are all longer from some step on: then nothing is left over."""
+    longer = [other.many > whole for other in _several(shares)]
+    several = longer[:2] == [False, False] and longer[-2:] == [True, True]
+    return several and longer == sorted(longer)
 
 
 def _adds_up(weights: Sequence[float]) -> bool:
@@ -351,15 +355,15 @@ def token_mean_of_means(analysis: LedgerAnalysis) -> Iterator[Finding]:
         inside = [share for share in unequal if not _only_the_last_is_smaller(share)]
         worst = max(inside or unequal, key=_ratio)
         event = worst.backwards[worst.sizes.index(max(worst.sizes))]
-        weighted = any(t.get("class_weights") for t in analysis.ledger[event].terms)
+        weighted = bool(analysis.term(worst).get("class_weights"))
         misplaced = _misplaced(worst)
         severity = "error" if misplaced > _MUCH else "warning"
+        if weighted or not inside:
+            severity = "note"
         advice = "Add up sums, and divide by the number of elements in the window."
         if weighted:
-            severity = "note"
             advice = "They are counted with the weights of their classes."
-        if not inside:
-            severity = "note"
+        elif not inside:
             advice = "Only the last micro-batch of a window was smaller."
         yield analysis.finding_of(
             "token-mean-of-means",
