@@ -304,26 +304,30 @@ def _carried_over(
     analysis: LedgerAnalysis, shares: Sequence[WindowShare]
 ) -> list[tuple[WindowShare, int]]:
     """Return the windows that begin with what was left over, and how many micro-batches a whole one holds."""
+    whole = [s for s in _several(shares) if s.read and _adds_up(s.weights)]
+    lengths = {share.many for share in whole}
     over = []
     for share in shares[1:]:
-        whole = _whole_at_the_end(analysis, share, shares)
-        if whole:
-            over.append((share, whole))
+        many = max((length for length in lengths if length < share.many), default=0)
+        if many and _is_whole_at_its_end(analysis, share, many, shares):
+            over.append((share, many))
     return over
 
 
-def _whole_at_the_end(
-    analysis: LedgerAnalysis, share: WindowShare, shares: Sequence[WindowShare]
-) -> int:
-    """Return how many micro-batches at a window's end are a whole one, where those before are left over; or 0."""
-    lengths = [s.many for s in _several(shares) if s.read and _adds_up(s.weights)]
-    whole = max((many for many in lengths if many < share.many), default=0)
-    if not whole or share.again or not share.read or _adds_up(share.weights):
-        return 0
-    carried = share.many < 2 * whole and not _grow(shares, whole)
+def _is_whole_at_its_end(
+    analysis: LedgerAnalysis,
+    share: WindowShare,
+    whole: int,
+    shares: Sequence[WindowShare],
+) -> bool:
+    """Return whether a window of this length comes after what was left over."""
+    if share.again or not share.read or _adds_up(share.weights):
+        return False
+    if not _adds_up(share.weights[-whole:]):
+        return False
     if analysis.has_loaders:
-        carried = analysis.carried(share) > 0
-    return whole if carried and _adds_up(share.weights[-whole:]) else 0
+        return analysis.carried(share) > 0
+    return share.many < 2 * whole and not _grow(shares, whole)
 
 
 def _grow(shares: Sequence[WindowShare], whole: int) -> bool:
@@ -345,45 +349,49 @@ def _adds_up(weights: Sequence[float]) -> bool:
 def token_mean_of_means(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find means over unequal numbers of elements, averaged as if they were equal."""
     for shares in analysis.objectives.values():
+        unequal = [share for share in shares if _is_unequal(share)]
         # What an epoch left over may be a smaller batch: that is another mistake.
-        over = [share for share, _ in _carried_over(analysis, shares)]
-        over += [share for share in shares if analysis.carried(share)]
-        unequal = [s for s in shares if _is_unequal(s) and s not in over]
-        if not unequal:
-            continue
-        # Only the last micro-batch of a window may have been smaller.
-        inside = [share for share in unequal if not _only_the_last_is_smaller(share)]
-        worst = max(inside or unequal, key=_ratio)
-        event = worst.backwards[worst.sizes.index(max(worst.sizes))]
-        weighted = bool(analysis.term(worst).get("class_weights"))
-        misplaced = _misplaced(worst)
-        severity = "error" if misplaced > _MUCH else "warning"
-        if weighted or not inside:
-            severity = "note"
-        advice = "Add up sums, and divide by the number of elements in the window."
-        if weighted:
-            advice = "They are counted with the weights of their classes."
-        elif not inside:
-            advice = "Only the last micro-batch of a window was smaller."
-        yield analysis.finding_of(
-            "token-mean-of-means",
-            severity,
-            worst,
-            event=event,
-            evidence={
-                **_name_of(analysis, worst),
-                "elements": list(worst.sizes),
-                "weight per element, before any clip": list(worst.each),
-                "largest over smallest": _ratio(worst),
-                "weight on the wrong elements": misplaced,
-            },
-            cause=(
-                f"Each loss is a mean over its own elements, and these are from {min(worst.sizes):g} to "
-                f"{max(worst.sizes):g}: an element of the smallest counts {_ratio(worst):.3g} times as much as one of "
-                f"the largest. {advice}"
-            ),
-            times=len(inside or unequal),
-        )
+        over = {share.step for share, _ in _carried_over(analysis, shares)}
+        over |= {share.step for share in unequal if analysis.carried(share)}
+        unequal = [share for share in unequal if share.step not in over]
+        if unequal:
+            yield _unequal_means(analysis, unequal)
+
+
+def _unequal_means(analysis: LedgerAnalysis, unequal: list[WindowShare]) -> Finding:
+    # Only the last micro-batch of a window may have been smaller.
+    inside = [share for share in unequal if not _only_the_last_is_smaller(share)]
+    worst = max(inside or unequal, key=_ratio)
+    event = worst.backwards[worst.sizes.index(max(worst.sizes))]
+    weighted = bool(analysis.term(worst).get("class_weights"))
+    misplaced = _misplaced(worst)
+    severity = "error" if misplaced > _MUCH else "warning"
+    if weighted or not inside:
+        severity = "note"
+    advice = "Add up sums, and divide by the number of elements in the window."
+    if weighted:
+        advice = "They are counted with the weights of their classes."
+    elif not inside:
+        advice = "Only the last micro-batch of a window was smaller."
+    return analysis.finding_of(
+        "token-mean-of-means",
+        severity,
+        worst,
+        event=event,
+        evidence={
+            **_name_of(analysis, worst),
+            "elements": list(worst.sizes),
+            "weight per element, before any clip": list(worst.each),
+            "largest over smallest": _ratio(worst),
+            "weight on the wrong elements": misplaced,
+        },
+        cause=(
+            f"Each loss is a mean over its own elements, and these are from {min(worst.sizes):g} to "
+            f"{max(worst.sizes):g}: an element of the smallest counts {_ratio(worst):.3g} times as much as one of "
+            f"the largest. {advice}"
+        ),
+        times=len(inside or unequal),
+    )
 
 
 def _is_unequal(share: WindowShare) -> bool:
