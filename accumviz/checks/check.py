@@ -289,7 +289,7 @@ def _no_verdict(analysis: LedgerAnalysis) -> str:
 
 def _moved_inside_a_window(analysis: LedgerAnalysis) -> bool:
     """Return whether a window holds backwards of several places of the weights, as a SAM's would."""
-    moved = analysis.events.detail("last_moved", default=False)
+    moved = analysis.events.detail("moved", default=False)
     moved = moved & ~analysis.events.where("within", "step")
     return any(
         moved[used[1:]].any()
