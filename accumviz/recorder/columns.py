@@ -487,17 +487,16 @@ class Columns:
         """
         if self.pending[-1] is running:
             return
+        _add_present(running, running.settled)
+        had, settled = running.had, running.settled
         with self._lock:
-            inner = self.pending[self.pending.index(running) + 1 :]
-        last = len(self)
-        settled = {leaf: running.settled.get(leaf, last) for leaf in running.reached}
-        early = [leaf for leaf, at in settled.items() if at < last]
-        _add_present(running, early)
-        for number, row in enumerate(inner, last - len(inner)):
+            first = self.pending.index(running) + 1
+            inner = enumerate(self.pending[first:], self._away + first)
+        for number, row in inner:
             if row.within == "backward" and row.done:
-                late = [leaf for leaf, at in settled.items() if at > number]
-                new = [leaf for leaf in late if not running.had[leaf]]
-                _add_present(row, new)
+                new = [i for i in running.reached if not had[i]]
+                late = [i for i in new if settled.get(i, number + 1) > number]
+                _add_present(row, late)
 
     # --- files ---------------------------------------------------------------------------------
 
