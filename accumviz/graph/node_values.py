@@ -28,11 +28,15 @@ _AGAIN: dict[str, list[Any]] = {
 # Elementwise operations, products, reductions, losses, and what moves elements about: deterministic, and
 # without side effects in all their versions (`PowBackward0`, `PowBackward1`).
 _FORMULAS = (
-    "Add Sub Rsub Mul Div Neg Pow Exp Log Sqrt Rsqrt Reciprocal Abs Sin Cos Tanh Sigmoid LogSigmoid Relu Gelu Silu "
-    "Softplus Clamp Maximum Minimum Max Min Where Sum Mean Prod Var Std Norm LinalgVectorNorm Cumsum Softmax "
-    "LogSoftmax Logsumexp MseLoss NllLoss BinaryCrossEntropy BinaryCrossEntropyWithLogits Mm Mv Dot Bmm Addmm Linear "
-    "Convolution NativeLayerNorm Embedding View UnsafeView T Transpose Permute Expand Repeat Squeeze Unsqueeze Select "
-    "Slice Split Unbind Cat Stack Index Gather Flip Clone Alias ToCopy"
+    "Add Sub Rsub Mul Div Neg Pow Exp Exp2 Expm1 Log Log1P Log2 Log10 Sqrt Rsqrt Reciprocal Abs Sgn Sign Sin Cos Tan "
+    "Asin Acos Atan Sinh Cosh Tanh Sigmoid LogSigmoid Relu LeakyRelu Elu Gelu Silu Softplus Hardtanh Hardsigmoid "
+    "Hardswish Erf Clamp ClampMin ClampMax Maximum Minimum Max Min Amax Amin Where Lerp Addcmul Addcdiv MaskedFill "
+    "Sum Mean Prod Var Std VarMean Norm LinalgVectorNorm Cumsum Softmax LogSoftmax Logsumexp Logaddexp "
+    "MseLoss SmoothL1Loss HuberLoss NllLoss NllLoss2D BinaryCrossEntropy BinaryCrossEntropyWithLogits KlDiv "
+    "Mm Mv Dot Bmm Addmm Addmv Addbmm Baddbmm Linear Ger Outer Convolution AvgPool2D MaxPool2DWithIndices "
+    "NativeLayerNorm NativeBatchNorm NativeGroupNorm NativeDropout Embedding "
+    "View UnsafeView ReshapeAlias T Transpose Permute Expand Repeat Squeeze Unsqueeze Select Slice Diagonal Unfold "
+    "Split SplitWithSizes Unbind Cat Stack Index IndexSelect Gather Flip Roll Tril Triu Trace Clone Alias ToCopy Fill"
 )
 _FORMULA = re.compile(rf"(?:{_FORMULAS.replace(' ', '|')})Backward\d+")
 

@@ -22,7 +22,6 @@ html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --a
 .av-graph svg { display: block; height: auto;
   width: var(--av-width); max-width: 100%; min-width: calc(var(--av-width) * $shrink); }
 :where(.av-graph:not(.av-drawn)) text { font: ${small}px $mono; fill: var(--av-text); unicode-bidi: isolate; }
-.av-graph .av-mono { font-family: $mono; }
 .av-graph .av-title { font-size: ${title}px; font-weight: 600; }
 .av-graph .av-quiet { fill: var(--av-muted); }
 .av-graph .av-card { fill: var(--av-surface); stroke: var(--av-line); stroke-width: 1.2; }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -30,12 +29,6 @@ with warnings.catch_warnings():
 
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 1))
-
-
-def conv() -> torch.Tensor:
-    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 2))(
-        torch.randn(2, 1, 8, 8)
-    ).sum()
 
 
 def lstm() -> torch.Tensor:
@@ -90,7 +83,6 @@ def custom() -> torch.Tensor:
 
 
 ZOO: dict[str, Callable[[], Any]] = {
-    "conv": conv,
     "lstm": lstm,
     "transformer": transformer,
     "gan": gan,
@@ -122,8 +114,7 @@ def same(roots: Any) -> None:
     for node in traced:
         found.add_node(node.id, op=node.op)
     found.add_edges_from((e.source, e.target) for e in traced.edges)
-    assert Counter(dict(found.nodes(data="op")).values()) == Counter(dict(expected.nodes(data="op")).values())
-    assert found.number_of_edges() == expected.number_of_edges()
+    assert len(found) == len(expected) and found.number_of_edges() == expected.number_of_edges()
     hashes = [networkx.weisfeiler_lehman_graph_hash(g, node_attr="op", iterations=8) for g in (found, expected)]
     assert hashes[0] == hashes[1]
 
@@ -263,7 +254,7 @@ def test_training_is_bitwise_the_same_with_and_without_tracing() -> None:
             loss = model(torch.randn(6, 4)).square().mean()
             versions = [p._version for p in model.parameters()]
             if looking:
-                trace(loss, values=True)
+                assert trace(loss, values=True).nodes[-1].grad is not None
             assert not fired
             assert versions == [p._version for p in model.parameters()]
             loss.backward()
