@@ -52,9 +52,7 @@ class Graphs:
         args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> None:
-        """Look at the graph before it is freed. Raises what went wrong in a forward pass."""
-        if self._scopes.failure is not None:
-            raise self._scopes.failure
+        """Look at the graph before it is freed."""
         given = args[0] if args else kwargs.get("tensors", ())
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             roots = [given] if isinstance(given, torch.Tensor) else list(given)

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.nn import Module
 
+from accumviz.recorder import patches
+
 _NOWHERE = ("", "")
 MARKS = 200_000  # the oldest are forgotten: a forward pass may never meet a backward
 sequence = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
@@ -27,8 +29,6 @@ class Scopes:
 
     def __init__(self, modules: dict[str, Module] | None = None) -> None:
         self.modules = dict(modules or {})
-        # What we raised in the user's forward pass, kept out of it.
-        self.failure: Exception | None = None
         # Autograd numbers operations in each thread anew.
         self._thread = threading.get_ident()
         self._starts: list[int] = []
@@ -120,9 +120,8 @@ class _Call:
         try:
             if _open and not _names_the_method(sys._getframe(1)):
                 return MethodType(_called, (self.original, module))
-        except Exception as error:
-            for scopes in _open:
-                scopes.failure = error
+        except Exception as failure:
+            patches.failures.append(failure)
         return MethodType(self.original, module)
 
 
@@ -138,18 +137,16 @@ def _called(call: tuple[Any, Module], /, *args: Any, **kwargs: Any) -> Any:
     entered: list[Scopes] = []
     try:
         entered += (scopes for scopes in _open if scopes.enter(module))
-    except Exception as error:
-        for scopes in _open:
-            scopes.failure = error
+    except Exception as failure:
+        patches.failures.append(failure)
     try:
         return original(module, *args, **kwargs)
     finally:
         try:
             for scopes in reversed(entered):
                 scopes.leave()
-        except Exception as error:
-            for scopes in _open:
-                scopes.failure = error
+        except Exception as failure:
+            patches.failures.append(failure)
 
 
 def _replace_call(scopes: tuple[Scopes, ...]) -> None:

@@ -274,16 +274,14 @@ class Recording:
         self.failure, self._closed = type(error).__name__, True
         with contextlib.suppress(Exception):
             self.failure = patches.describe(error)
-        with contextlib.suppress(Exception):
-            self._leave()
-        with contextlib.suppress(Exception):
-            self._rows.give_up()
-        with contextlib.suppress(Exception):
-            self._let_go()
-        with contextlib.suppress(Exception):
-            self._rows.close(stopped=self.failure)
-        with contextlib.suppress(Exception):
-            self._say(_STOPPED.format(events=len(self._rows), why=self.failure))
+        close = functools.partial(self._rows.close, stopped=self.failure)
+        let_go, give_up = self._let_go, self._rows.give_up
+        for part in (self._leave, give_up, let_go, close, self._say_stopped):
+            with contextlib.suppress(Exception):
+                part()
+
+    def _say_stopped(self) -> None:
+        self._say(_STOPPED.format(events=len(self._rows), why=self.failure))
 
     def _say_lost(self) -> None:
         said = _LOST.format(why=self._rows.lost)
