@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median_low
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +30,8 @@ _ACROSS = (52.0, 306.0)
 _UP = (162.0, 14.0)
 # Points of a curve.
 _FINE = 61
-# Beside a run that moves so many times as far as a right run mostly does, all others would be a point.
-_LONG = 5.0
+# Beside a run that comes more than so many times as far as the right ones, these would be a point.
+_LONG = 2.0
 
 
 class WeightPath(NamedTuple):
@@ -255,10 +254,8 @@ def _range(paths: Sequence[WeightPath], right: Sequence[WeightPath], i: int) -> 
         return -1.0, 1.0
     begin = float(values[0])
     reaches = [_reach(one.points[:, i], begin) for one in paths]
-    typical = [_reach(one.points[:, i], begin) for one in right]
-    moving = list(filter(None, typical or reaches)) or [0.0]
-    limit = _LONG * median_low(moving)
-    most = max((reach for reach in reaches if reach <= limit), default=limit)
+    limit = _LONG * max((_reach(one.points[:, i], begin) for one in right), default=0.0)
+    most = max(reach for reach in reaches if reach <= (limit or math.inf))
     low = max(float(values.min()), begin - most)
     high = min(float(values.max()), begin + most)
     margin = 0.12 * (high - low) or 0.5 * abs(begin) or 1.0
