@@ -71,7 +71,6 @@ def test_a_tool_finds_a_fault(tool: str, wrong: str, tmp_path: Path) -> None:
 def test_a_page_carries_little_and_asks_for_nothing_more() -> None:
     sizes = {name: len(gzip.compress(path.read_bytes())) for name, path in SCRIPTS.items()}
     assert sizes["accumviz"] <= 18 * 1024
-    assert sizes["live"] <= 18 * 1024
     assert sizes["explore"] <= 22 * 1024 + 50
     assert sizes["explore-live"] <= 22 * 1024 + 100
     assert sizes["lab"] <= 16 * 1024
@@ -85,7 +84,7 @@ def test_a_page_carries_little_and_asks_for_nothing_more() -> None:
 
 @pytest.mark.parametrize(
     ("name", "exports"),
-    [("accumviz", 0), ("explore", 0), ("whole", 0), ("lab", 0), ("live", 1), ("explore-live", 1)],
+    [("accumviz", 0), ("explore", 0), ("whole", 0), ("lab", 0), ("explore-live", 1)],
 )
 def test_a_module_has_one_export_the_view_where_a_notebook_loads_it(name: str, exports: int) -> None:
     text = SCRIPTS[name].read_text("utf-8")

@@ -441,7 +441,8 @@ class Flow:
             # What is scattered enters the shard; no step reads what is erased before, or waits.
             shard = self.of[history.shard]
             taken = self._scatters[end]
-            entered = end[taken]
+            scattered = end[taken]
+            entered = self._arrival(history.shard, scattered)
             passages.append(
                 self._passage(
                     history,
@@ -449,7 +450,7 @@ class Flow:
                     born[taken],
                     entered,
                     _next(shard.ends, entered),
-                    self._ranks(history, born[taken], entered),
+                    self._ranks(history, born[taken], scattered),
                 )
             )
             lost = born[~taken & (end < len(self.events))]
@@ -457,6 +458,13 @@ class Flow:
                 self._passage(history, history, lost, lost, lost, ranks[: lost.size])
             )
         return [passage for passage in passages if passage.backward.size]
+
+    def _arrival(self, shard: int, scattered: np.ndarray) -> np.ndarray:
+        """Return where what was scattered is in its shard: it waits beside it for an average over groups of ranks."""
+        present = np.flatnonzero(self.ledger.state[:, shard] & PRESENT)
+        places = np.searchsorted(present, scattered)
+        found = np.append(present, -1)[places]
+        return np.where(found < 0, scattered, found)
 
     def _passage(
         self,
