@@ -75,6 +75,16 @@ def test_what_is_not_as_expected_fails_with_the_report(wanted: Any, loop: Any, s
     assert "\nReport: " in "\n" + str(failed.value)
 
 
+@pytest.mark.parametrize("by", [3, 1])
+def test_a_constant_inside_a_mean_is_the_losses_own(by: int) -> None:
+    model, optimizer = made()
+    wrong = pytest.raises(AssertionError, match="the shares of the step at event 3")
+    with nullcontext() if by == 3 else wrong, av.expect(model, optimizer, complete=True):
+        for _ in range(3):
+            (-(0.5 * model(torch.randn(2, 3)).square()).mean() / by).backward()
+        optimizer.step()
+
+
 def test_a_short_last_window_is_no_wrong_length() -> None:
     model, optimizer = made()
     data = torch.utils.data.DataLoader(torch.randn(12, 3), batch_size=2)
@@ -91,16 +101,6 @@ def test_a_short_last_window_is_no_wrong_length() -> None:
     ):
         for k in (4, 2, 4):
             train(model, optimizer, k, k, lambda i, k=k: k)
-
-
-@pytest.mark.parametrize("by", [3, 1])
-def test_a_constant_inside_a_mean_is_the_losses_own(by: int) -> None:
-    model, optimizer = made()
-    wrong = pytest.raises(AssertionError, match="the shares of the step at event 3")
-    with nullcontext() if by == 3 else wrong, av.expect(model, optimizer, complete=True):
-        for _ in range(3):
-            (-(0.5 * model(torch.randn(2, 3)).square()).mean() / by).backward()
-        optimizer.step()
 
 
 def test_nothing_expected_is_what_check_finds_alone() -> None:

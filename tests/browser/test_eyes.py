@@ -6,33 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from accumviz.book.explore import explore
 from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger
-from accumviz.views.timeline import timeline
 from tests.browser.frames import drawn
-from tests.browser.test_look import weighed
-from tests.browser.test_reading import LONG
-from tests.toys import ROWS, W, chain, run, toy
+from tests.toys import W, chain, run, toy
 
 Open = Callable[..., Any]
 BOXES = "els => els.map(el => el.getBoundingClientRect().toJSON())"
-
-
-def test_before_the_first_event_no_number_of_one_is_told_and_the_scrubber_keeps_its_length(
-    shown: Callable[..., Any],
-) -> None:
-    page = shown(play(toy(), {0: chain()}))
-    slider = page.locator(".av-scrub")
-    before = slider.bounding_box()["width"]
-    assert page.locator(".av-count").inner_text() == "start"
-    page.get_by_role("button", name="next event").click()
-    drawn(page)
-    assert page.locator(".av-count").inner_text() == "event 0 / 3"
-    assert slider.bounding_box()["width"] == pytest.approx(before, abs=1)
 
 
 def test_a_bar_too_short_to_be_seen_says_how_short_it_is(shown: Callable[..., Any]) -> None:
@@ -47,18 +29,6 @@ def test_a_bar_too_short_to_be_seen_says_how_short_it_is(shown: Callable[..., An
     drawn(page)
     assert total.inner_text() == "1"
     assert bar.get_attribute("data-told") == "1/65536 of the scale"
-
-
-def test_a_figure_that_plays_keeps_its_height(shown: Callable[..., Any]) -> None:
-    """What is said below a graph and a bar takes one line or two: the page below went up and down with it."""
-    walk = Ledger.build([W], weighed(ROWS), sources={"a.py": LONG})
-    page = shown(play(walk, {0: chain(), 1: chain(-4.0)}, loss=lambda w: (w - 2) ** 2), width=660)
-    heights = []
-    for _ in range(6):
-        drawn(page)
-        heights.append(page.locator(".av-frame").bounding_box()["height"])
-        page.get_by_role("button", name="next event").click()
-    assert max(heights) - min(heights) <= 2
 
 
 def test_a_graph_folds_and_unfolds_by_key_and_shows_one_form_at_a_time(watch: Open, tmp_path: Path) -> None:
@@ -92,16 +62,6 @@ def test_in_a_player_modules_fold_and_the_walk_goes_through_what_is_seen(shown: 
     page.keyboard.press("Shift+ArrowLeft")
     fold.click()
     page.wait_for_function("document.querySelectorAll('.av-node').length === 12")
-
-
-def test_a_figure_is_seen_whole_on_a_phone(shown: Callable[..., Any]) -> None:
-    """The bar of a step's shares stood beyond the right edge."""
-    for width, seen in ((375, [False, True]), (1280, [True, False])):
-        page = shown(timeline(Ledger.build([W], ROWS)), wait=".av-scroll", width=width)
-        assert [page.locator(f".av-{name}").is_visible() for name in ("wide", "narrow")] == seen
-        page.add_style_tag(content=".accumviz svg { max-width: none; } .av-scroll { width: 320px; }")  # as a book does
-        if width == 375:
-            assert page.locator(".av-scroll").evaluate("box => box.scrollWidth <= box.clientWidth")
 
 
 def test_a_finger_has_room_to_scrub_on_a_phone(shown: Callable[..., Any]) -> None:

@@ -271,16 +271,6 @@ def test_two_players_on_a_page_keep_apart(show: Show) -> None:
     assert watched.complaints == []
 
 
-def test_an_output_that_stands_twice_works_twice(show: Show) -> None:
-    watched = show(play(TOY, GRAPHS), again=2)
-    assert watched.page.locator(".av-frame").count() == 2
-    second = Played(watched.page, 1)
-    second.go("next event")
-    assert "Event 0" in second.said
-    assert "Before the first event" in Played(watched.page).said
-    assert watched.complaints == []
-
-
 def test_a_sandboxed_frame_is_enough(watch: Open, tmp_path: Path) -> None:
     inner = html.escape(f"<!doctype html><meta charset=utf-8><body>{play(TOY, GRAPHS).to_html()}", quote=True)
     path = tmp_path / "frame.html"
@@ -439,26 +429,6 @@ def test_many_parameters_are_grouped_unfolded_and_found_by_name(show: Show) -> N
     assert watched.complaints == []
 
 
-def test_a_legend_names_only_marks_that_are_there(show: Show) -> None:
-    """One backward and its zero; the same loop for so long that a phone shows a heat map."""
-    rows = [{"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 1.0}}, {"kind": "zero_grad"}]
-    said = []
-    for n, width in ((1, 1280), (40, 375)):
-        legend = show(play(Ledger.build([W], rows * n)), width=width).page.locator(".av-in-time .av-note")
-        legend.locator(".av-key").first.wait_for()
-        said.append(legend.inner_text())
-    bars, heat = said
-    for absent in ("already in .grad", "used by a step", "∅"):
-        assert absent not in bars and absent not in heat
-    assert ".grad after the event" in bars and ".grad after the event" not in heat
-    assert "Stronger" in heat
-
-
-def test_a_ledger_without_graphs_has_no_graph_pane(show: Show) -> None:
-    root = show(play(TOY)).played.root
-    assert [root.locator(f".av-in-{pane}").count() for pane in ("code", "graph", "grad", "time")] == [1, 0, 1, 1]
-
-
 def test_a_browser_that_stores_nothing_still_plays(watch: Open, tmp_path: Path) -> None:
     play(TOY, GRAPHS).save(tmp_path / "run.html")
     watched = watch()
@@ -477,17 +447,6 @@ def test_thinned_recordings_say_so_on_the_page(show: Show) -> None:
     played.root.locator(".av-in-code .av-win").focus()
     played.press("End")
     assert f"Event {payload.thin(large(20_000, 4))[0][-1]}" in played.said
-
-
-def test_motion_stops_for_readers_who_ask(show: Show) -> None:
-    page = show(play(TOY, GRAPHS), reduced_motion="reduce").page
-    moving = page.evaluate(
-        """() => [...document.querySelectorAll('.av-player *')].filter(element => {
-            const style = getComputedStyle(element);
-            return style.animationName !== 'none' || style.transitionDuration.split(',').some(t => parseFloat(t) > 0);
-        }).length"""
-    )
-    assert moving == 0
 
 
 def test_a_dark_page_is_printed_dark_on_light_and_its_bars_keep_their_colours(show: Show) -> None:

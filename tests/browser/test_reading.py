@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
-from accumviz.views.timeline import timeline
 from tests.browser.frames import drawn
 from tests.toys import CODE, ROWS, W, chain, large, toy
 
@@ -139,19 +137,6 @@ def test_what_is_in_grad_already_is_told_from_the_ground_and_from_what_is_new(
         assert contrast(ground, pale) > 1.6, "not near the ground, be it white or black"
         assert contrast(ground, edge) > 3
         assert contrast(pale, full) > 1.9
-
-
-@pytest.mark.parametrize("theme", ["data-theme='dark'", ""])
-def test_a_static_timeline_is_no_darker_than_its_page(watch: Open, tmp_path: Path, mode: str, theme: str) -> None:
-    figure = timeline(toy()).to_html()
-    text = f"<!doctype html><html {theme}><meta charset=utf-8><body>{figure}</body></html>"
-    (tmp_path / "page.html").write_text(text, "utf-8")
-    page = watch(mode=mode).page
-    page.goto((tmp_path / "page.html").as_uri())
-    alphas = page.locator(".av-figure path").evaluate_all("all => all.map(one => getComputedStyle(one).fillOpacity)")
-    dark = theme.count("dark") or (not theme and mode == "dark")
-    assert ("0.64" if dark else "0.36") in alphas
-    assert ("0.36" if dark else "0.64") not in alphas
 
 
 def test_what_a_pane_scrolls_on_a_screen_is_whole_on_paper(shown: Callable[..., Any]) -> None:

@@ -80,16 +80,6 @@ def test_each_step_of_a_scheduler_is_one_event(kind: str, when: str) -> None:
     assert "scheduler.step" in recording.ledger.of("schedule")[0].source
 
 
-def test_a_scheduler_that_raises_is_the_users() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer)
-    with av.record(net, optimizer) as recording, pytest.raises(TypeError, match="metrics"):
-        scheduler.step()  # type: ignore[call-arg]
-    assert recording.ledger.of("schedule") == []
-    assert recording.ledger.complete
-
-
 # --- loaders --------------------------------------------------------------------------------------
 
 
@@ -187,14 +177,6 @@ def test_what_a_loader_raises_is_the_users() -> None:
         list(DataLoader(Broken()))
     assert [what for what, *_ in events_of(recording.ledger)] == ["begins"]
     assert recording.ledger.complete
-
-
-def test_a_loader_that_ran_when_the_recording_opened_ends_in_it() -> None:
-    running = iter(DataLoader(Rows(), batch_size=4))
-    next(running)
-    with av.record(model()) as recording:
-        assert len(list(running)) == 2
-    assert events_of(recording.ledger) == [("ends", 0, 3, 3, False)]
 
 
 # --- settings, weights and how it ended -----------------------------------------------------------

@@ -108,17 +108,6 @@ def test_the_ranks_have_one_thread_torchruns_variables_and_those_set_meanwhile(m
         assert seen == tuple((1, [value, rank, rank, "2", "2"]) for rank in "01")
 
 
-def test_what_ranks_print_follows_rank_by_rank(capsys: pytest.CaptureFixture[str]) -> None:
-    def speak() -> None:
-        print("first\nsecond")
-        print("a remark", file=sys.stderr)
-
-    av.distribute(speak, ranks=2)
-    said = capsys.readouterr()
-    assert said.out == "rank 0: first\nrank 0: second\nrank 1: first\nrank 1: second\n"
-    assert said.err == "rank 0: a remark\nrank 1: a remark\n"
-
-
 # --- what can be sent -----------------------------------------------------------------------------
 
 

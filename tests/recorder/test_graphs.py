@@ -38,15 +38,6 @@ def test_each_backward_keeps_its_graph_with_the_callers_names_values_and_gradien
     assert kept[0].alive
 
 
-def test_a_graph_says_whether_it_was_there_before_the_recording_began() -> None:
-    w = torch.tensor([1.0], requires_grad=True)
-    loss = (w * 3).sum()
-    with av.record({"w": w}, graphs=True) as recording:
-        loss.backward()
-        (w * 3).sum().backward()
-    assert [graph.before for graph in recording.graphs.values()] == [True, False]
-
-
 def test_the_order_is_the_one_that_the_engine_took() -> None:
     a = torch.ones(2, requires_grad=True)
     ran: list[str] = []

@@ -19,7 +19,6 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 import accumviz as av
 from accumviz.ledger.ledger import CHANGED, CONTRIBUTED, PRESENT
-from accumviz.recorder import patches
 from tests.thorough import examples
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -382,29 +381,6 @@ def test_saved_bytes_are_those_alive_before_and_after_a_backward() -> None:
     assert [event.saved_after for event in recording.ledger] == [0, 4000, 4000, 0]
 
 
-def test_a_graph_is_held_by_its_loss_although_the_quotient_of_it_is_gone() -> None:
-    w, kept = leaf(1000), []
-    with av.record(w, memory=True) as recording:
-        for _ in range(3):
-            loss = w.exp().sum()
-            (loss / 4).backward(retain_graph=True)
-            kept.append(loss)
-        kept.clear()
-        del loss
-        (w.exp().sum() / 4).backward(retain_graph=True)
-        (w.exp().sum() / 4).backward()
-    # Of each, eight bytes are the number 4.
-    assert [event.saved_before // 1000 for event in recording.ledger] == [4, 8, 12, 4, 4]
-    assert [event.saved_after // 1000 for event in recording.ledger] == [4, 8, 12, 4, 0]
-
-
-def test_memory_false_measures_nothing() -> None:
-    w = leaf()
-    with av.record(w, memory=False) as recording:
-        (w * w).sum().backward()
-    assert math.isnan(recording.ledger[0].saved_before)
-
-
 # --- programs nobody wrote ----------------------------------------------------------------------------
 
 STEPS = st.sampled_from(
@@ -497,17 +473,6 @@ def test_any_program_is_recorded_as_it_was(program: list[str], exact: bool) -> N
 
 
 # --- files --------------------------------------------------------------------------------------------
-
-
-def test_recordings_print_what_they_are() -> None:
-    w = leaf()
-    recording = av.record(w)
-    assert "not entered" in repr(recording)
-    with recording:
-        (w * w).sum().backward()
-        assert repr(recording) == "Recording (open): 1 events × 1 parameters"
-    assert "closed" in repr(recording)
-    assert patches.listening == ()
 
 
 def test_finding_names_does_not_keep_the_callers_variables_alive() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.lines import Line2D
-from matplotlib.patches import Polygon, Rectangle
+from matplotlib.patches import Rectangle
 
 from accumviz.ledger.ledger import CONTRIBUTED, Ledger, Parameter
 from accumviz.views import payload
@@ -70,29 +70,6 @@ def test_parts_and_totals_of_a_lane_are_drawn_to_one_scale() -> None:
     assert new == pytest.approx([abs(unit * added) for added in ADDED])
     live = [box.get_height() + 1.2 for box in boxes(figure, "#0072B2", 0.36)]
     assert live == pytest.approx([abs(unit * added) for added in (-16, -16, -4)])
-
-
-@pytest.mark.parametrize("parameters", [1, 12])
-def test_strips_below_a_timeline_are_drawn_to_one_scale(parameters: int) -> None:
-    figure = timeline(ledger(parameters))
-    assert bool(figure.axes[0].images) == (parameters > 1)
-    areas = [area for area in figure.axes[0].patches if isinstance(area, Polygon) and not isinstance(area, Rectangle)]
-    strips = [np.unique(area.get_xy(), axis=0) for area in areas]
-    recorded = [SAVED, AFTERWARDS, MOST, GIVEN_OUT]
-    if parameters > 1:
-        recorded.insert(0, [abs(grad) for grad in GRADS])
-    units = []
-    for numbers, points in zip(recorded, strips, strict=True):
-        base = points[:, 1].max()
-        tall = {x: base - points[points[:, 0] == x, 1].min() for x in points[:, 0]}
-        steps = np.array([tall[x] for x in sorted(tall)])
-        # At an edge between two events the higher of them is seen.
-        edges = np.array([numbers[0], max(numbers[:2]), max(numbers[1:]), numbers[2]])
-        units.append(steps.max() / edges.max())
-        assert steps == pytest.approx(edges * units[-1], abs=1e-6)
-    before, after, peak, given_out = units[-4:]
-    assert before == pytest.approx(after), "what was saved before and after a backward is compared"
-    assert peak == pytest.approx(given_out)
 
 
 def test_equal_norms_are_equally_strong_whichever_loss_they_are_of() -> None:
