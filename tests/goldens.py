@@ -1,6 +1,6 @@
 """Write what every loop of the suites records, judges and draws, and compare two such runs.
 
-    python -m tests.goldens write OUT [--loops FILE] [--only TEXT ...] [--pages]
+    python -m tests.goldens write OUT [--loops FILE] [--only TEXT ...]
     python -m tests.goldens compare A B
 
 `write` puts one JSON file for each loop into OUT, and the loops themselves into `OUT/loops.json`: with `--loops` of
@@ -127,7 +127,7 @@ def page(html: str) -> dict[str, str]:
     return {"text": digest(re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)), **parts}
 
 
-def describe(ledger: Any, recording: Any = None, pages: Path | None = None) -> dict[str, Any]:
+def describe(ledger: Any, recording: Any = None) -> dict[str, Any]:
     """Return what a recording left, as JSON: its ledger, shares, report, graphs and pages."""
     import accumviz as av
 
@@ -148,8 +148,6 @@ def describe(ledger: Any, recording: Any = None, pages: Path | None = None) -> d
             found[name] = part()
         except Exception as error:
             found[name] = plain(f"{type(error).__name__}: {error}")
-    if pages:
-        pages.write_text(av.play(recording or ledger).to_html())
     return found
 
 
@@ -236,7 +234,7 @@ def run_in_ranks(loops: dict[str, dict[str, Any]], folder: Path) -> Iterator[tup
             yield name, {"raised": [raised for _, raised in each], "recordings": described}
 
 
-def write(out: Path, loops: dict[str, dict[str, Any]], *, pages: bool = False) -> None:
+def write(out: Path, loops: dict[str, dict[str, Any]]) -> None:
     """Run these loops, and write what each left to a file of its name."""
     out.mkdir(parents=True, exist_ok=True)
     out = out.resolve()
@@ -261,8 +259,7 @@ def write(out: Path, loops: dict[str, dict[str, Any]], *, pages: bool = False) -
             place = folder / str(number)
             place.mkdir()
             opened, raised = recordings_of(loop, place)
-            shown = out / f"{slug(name)}.html" if pages else None
-            described = [describe(recording.ledger, recording, shown) for recording in opened]
+            described = [describe(recording.ledger, recording) for recording in opened]
             save(out, name, {"raised": raised, "recordings": described})
         for name, left in run_in_ranks({name: loops[name] for name in loops if name not in alone}, folder):
             save(out, name, left)
@@ -370,7 +367,6 @@ def main() -> int:
     writes.add_argument("out", type=Path)
     writes.add_argument("--loops", type=Path, help="a loops.json, instead of the suites")
     writes.add_argument("--only", nargs="+", default=[""], help="loops whose names hold one of these texts")
-    writes.add_argument("--pages", action="store_true", help="write each player's page as well")
     compares = verbs.add_parser("compare")
     compares.add_argument("old", type=Path)
     compares.add_argument("new", type=Path)
@@ -385,9 +381,7 @@ def main() -> int:
         from tests.golden_loops import collected
 
         loops = collected()
-    write(
-        asked.out, {name: loops[name] for name in loops if any(text in name for text in asked.only)}, pages=asked.pages
-    )
+    write(asked.out, {name: loops[name] for name in loops if any(text in name for text in asked.only)})
     return 0
 
 

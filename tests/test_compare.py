@@ -174,11 +174,6 @@ def test_a_factor_is_named_with_both_sums_of_shares() -> None:
     )
 
 
-def test_a_loss_of_the_other_sign_is_a_factor_of_minus_one() -> None:
-    result = av.compare(run(lambda loss, n: -each_alike(loss, n)), run())
-    assert causes(result) == ["factor"] and "is -1 times b's" in result.causes[0].said
-
-
 def test_a_mean_of_unequal_means_has_uneven_shares() -> None:
     result = av.compare(run(mean_over_k), run(each_alike))
     assert causes(result) == ["uneven shares"]

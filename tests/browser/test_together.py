@@ -80,24 +80,3 @@ def test_graphs_that_are_compared_are_seen_whole_and_to_one_scale(show: Callable
     assert len(scales) == 2
     assert scales[0] == pytest.approx(scales[1], rel=1e-3)
     assert min(scales) * 12.5 > 9, "and is read"
-
-
-def test_lines_that_differ_in_whether_they_run_are_told_from_those_that_are_not_there(show: Callable[..., Any]) -> None:
-    """Of a line that stands in both, letter for letter, it was said that it differs."""
-    code = "if together:\n    both.backward()\nelse:\n    loss.backward()\n    loss.backward()\noptimizer.step()\n"
-    loops = {"a": (code, 2), "b": (code, 5), "c": (code.replace("loss", "part"), 4)}
-
-    def loop(name: str) -> Ledger:
-        text, line = loops[name]
-        rows = [{**ROWS[0], "line": line}, {**ROWS[2], "line": 6}]
-        return Ledger.build([W], rows, sources={"a.py": text})
-
-    def told(other: str) -> tuple[list[str], str]:
-        page = show(explore(loop, name=["a", "b", "c"], against={"name": other}))
-        pane = page.locator(".av-in-code").first
-        marked = pane.locator(".av-differs .av-no").all_inner_texts()
-        return marked, pane.locator(".av-note").inner_text()
-
-    assert told("b") == (["2", "5"], "≠ runs in one of the two only")
-    both = "≠ runs in one of the two only or not in the other run"
-    assert told("c") == (["2", "4", "5"], both)

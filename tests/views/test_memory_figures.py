@@ -10,7 +10,6 @@ import pytest
 
 import accumviz as av
 from accumviz.ledger.ledger import Ledger, Parameter
-from accumviz.views import payload, words
 from accumviz.views.timeline import timeline
 from tests.views.test_timeline import texts
 
@@ -30,12 +29,6 @@ def ledger() -> Ledger:
     return Ledger.build([W], rows((2 * KIB, 8 * KIB), (2 * KIB, np.nan), (np.nan, np.nan)))
 
 
-def test_words_tell_what_is_allocated_and_a_new_maximum_only_where_there_was_one(ledger: Ledger) -> None:
-    told = [words.memory(event) for event in ledger]
-    assert told == ["2 KiB allocated, 8 KiB at most on the way", "2 KiB allocated", ""]
-    assert words.sentence(ledger, ledger[0], [0]).endswith(f"; {told[0]}.")
-
-
 def test_a_timeline_has_a_strip_for_them_only_where_they_were_measured(ledger: Ledger) -> None:
     shown = texts(timeline(ledger))
     assert {"allocated on device", "allocated after it", "new maximum on the way"} <= set(shown)
@@ -43,14 +36,6 @@ def test_a_timeline_has_a_strip_for_them_only_where_they_were_measured(ledger: L
     plain = Ledger.build([W], [{"kind": "backward", "contribution": {"w": 1}, "grad": {"w": 1}}])
     assert "allocated on device" not in texts(timeline(plain))
     assert timeline(ledger).get_figheight() > timeline(plain).get_figheight()
-
-
-def test_a_player_says_them_in_an_events_sentence(ledger: Ledger) -> None:
-    data, _ = payload.ledger_data(ledger)
-    assert data["e"]["t"] == [words.memory(event) for event in ledger]
-    assert "b" not in data["e"]  # no bars of saved tensors, because there are none
-    plain, _ = payload.ledger_data(Ledger.build([W], [{"kind": "backward"}]))
-    assert "t" not in plain["e"]
 
 
 def test_they_survive_a_file_and_stay_unknown_where_they_are(ledger: Ledger, tmp_path: Path) -> None:
