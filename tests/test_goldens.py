@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import accumviz as av
-from tests.goldens import compare, describe, packed, plain, unpacked
+from tests.goldens import compare, describe, plain
 from tests.toys import toy
 
 
@@ -46,10 +46,3 @@ def test_one_difference_in_two_loops_is_one_line(tmp_path: Path) -> None:
         " 2 × recordings report: nothing -> another line (a, b)",
     ]
     assert compare(tmp_path / "old", tmp_path / "old") == []
-
-
-def test_loops_are_read_as_they_were_written(tmp_path: Path) -> None:
-    loops = {name: {"files": {"a.py": "1\n", "b.py": "2\n"}, "run": "import a", "ranks": 0} for name in "xy"}
-    path = tmp_path / "loops.json"
-    path.write_text(packed(loops))
-    assert unpacked(path) == loops and path.read_text().count('"1\\n"') == 1

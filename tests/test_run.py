@@ -1,4 +1,4 @@
-"""`accumviz run` under torchrun; and what TensorBoard needs."""
+"""`accumviz run` under torchrun."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 
 import accumviz as av
 from tests.light import LIGHT
-from tests.test_cli import ledger as by_hand
 from tests.test_cli import said
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,18 +61,3 @@ def test_under_torchrun_each_rank_has_its_file_and_check_judges_them_as_one(
     report = json.loads(out)
     assert [(f["rule"], f["times"]) for f in report["findings"]] == [("loss-not-divided", 6)]
     assert report["counts"]["backwards"] == 12
-
-
-def test_without_tensorboard_the_error_names_what_installs_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "x.ledger"
-    by_hand().save(file)
-    code, _, err = said(capsys, "export", file, "--to", "tensorboard")
-    assert code == 2
-    assert "--out" in err
-    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
-    code, _, err = said(capsys, "export", file, "--to", "tensorboard", "--out", tmp_path / "runs")
-    assert code == 2
-    assert err == "accumviz: export --to tensorboard needs tensorboard: pip install tensorboard\n"
-    assert not (tmp_path / "runs").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -74,29 +73,3 @@ def test_what_is_published_is_the_site_that_passed_its_tests_on_main() -> None:
     assert kept["with"]["path"] == "_build/html"
     assert kept["with"]["name"] == taken["with"]["name"]
     assert kept["if"] == f"matrix.python == '{test['strategy']['matrix']['python'][0]}'"
-
-
-def push(site: Path, server: str, sha: str) -> int:
-    """Run the step that publishes, with another server in GitHub's place."""
-    [step] = [step for step in JOBS["publish"]["steps"] if "run" in step]
-    environment = {"GITHUB_SERVER_URL": server, "GITHUB_REPOSITORY": "owner/book", "GITHUB_SHA": sha}
-    environment |= {"PATH": os.environ["PATH"], "HOME": str(site.parent), **step["env"], "TOKEN": ""}
-    return subprocess.run(["bash", "-e", "-c", step["run"]], cwd=site, env=environment, check=False).returncode
-
-
-def test_publishing_leaves_one_commit_with_the_whole_site(tmp_path: Path) -> None:
-    (tmp_path / "owner").mkdir()
-    git = ["git", "--git-dir", str(tmp_path / "owner" / "book")]
-    subprocess.run([*git, "init", "--quiet", "--bare"], check=True)
-    for sha, page in (("a1", "old.html"), ("b2", "index.html")):
-        site = tmp_path / sha / "site"
-        (site / "notebooks").mkdir(parents=True)
-        for name in (page, "notebooks/01_graphs.ipynb"):
-            (site / name).write_text(sha)
-        assert push(site, tmp_path.as_uri(), sha) == 0
-
-    def ask(*question: str) -> list[str]:
-        return subprocess.run([*git, *question], capture_output=True, text=True, check=True).stdout.splitlines()
-
-    assert ask("log", "--format=%s", "gh-pages") == ["The book at b2"]
-    assert ask("ls-tree", "-r", "--name-only", "gh-pages") == [".nojekyll", "index.html", "notebooks/01_graphs.ipynb"]

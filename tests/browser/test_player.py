@@ -449,25 +449,6 @@ def test_thinned_recordings_say_so_on_the_page(show: Show) -> None:
     assert f"Event {payload.thin(large(20_000, 4))[0][-1]}" in played.said
 
 
-def test_a_dark_page_is_printed_dark_on_light_and_its_bars_keep_their_colours(show: Show) -> None:
-    watched = show(play(TOY, GRAPHS), mode="dark")
-    watched.played.go("next event")
-    page = watched.page
-    look = """() => {
-        const canvas = document.querySelector("canvas"), pixels = canvas.getContext("2d");
-        const {data} = pixels.getImageData(0, 0, canvas.width, canvas.height);
-        const solid = [...Array(data.length / 4).keys()].filter(i => data[4 * i + 3] > 250);
-        const light = solid.filter(i => data[4 * i] + data[4 * i + 1] + data[4 * i + 2] > 600).length;
-        return [getComputedStyle(document.body).color, light / solid.length > 0.05];
-    }"""
-    assert page.evaluate(look) == ["rgb(230, 233, 236)", True]
-    page.emulate_media(media="print", color_scheme="dark")
-    drawn(page)
-    assert page.evaluate(look) == ["rgb(31, 38, 45)", False]
-    assert page.locator(".av-part").first.evaluate("part => getComputedStyle(part).printColorAdjust") == "exact"
-    assert not page.locator(".av-top").is_visible()
-
-
 @pytest.mark.parametrize("width", [375, 1280])
 def test_no_text_is_small_and_nothing_runs_over(show: Show, width: int, mode: str) -> None:
     page = show(play(TOY, GRAPHS), play(large(600, 150)), width=width, mode=mode).page

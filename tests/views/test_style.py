@@ -12,28 +12,9 @@ from accumviz.ledger.ledger import KINDS
 from accumviz.views import style, words
 
 
-def luminance(color: str) -> float:
-    """Relative luminance of an sRGB colour, as WCAG 2 defines it."""
-    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    red, green, blue = (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
 def test_every_event_kind_has_its_own_colour() -> None:
     assert set(style.KIND) == set(KINDS)
     assert len(set(style.KIND.values())) == len(KINDS)
-
-
-@pytest.mark.parametrize("color", [*style.CYCLE, *style.KIND.values()])
-def test_marks_stand_out_from_a_dark_and_a_light_page(color: str) -> None:
-    for page in ("#ffffff", "#14181e"):
-        bright, dim = sorted((luminance(color), luminance(page)), reverse=True)
-        assert (bright + 0.05) / (dim + 0.05) > 2, page
-
-
-def test_labels_keep_their_colour_when_another_follows() -> None:
-    assert style.label_colors(["a", "b", "a"]) == {"a": style.CYCLE[0], "b": style.CYCLE[1]}
-    assert style.label_colors([str(i) for i in range(7)])["6"] == style.CYCLE[0]
 
 
 @given(st.floats(-1e300, 1e300))
