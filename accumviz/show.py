@@ -16,7 +16,7 @@ VIEWS = {
     "Ledger": ("accumviz.views.table", "ledger_html"),
     "Graph": ("accumviz.views.graph", "graph_html"),
     "Report": ("accumviz.views.report", "report_html"),
-    "Comparison": ("accumviz.views.comparison", "comparison_html"),
+    "Comparison": ("accumviz.views.report", "comparison_html"),
     "Provenance": ("accumviz.views.table", "provenance_html"),
 }
 # On a page of its own, a view brings the two grounds that a book or a notebook has anyway.

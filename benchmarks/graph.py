@@ -14,8 +14,7 @@ from torch import nn
 
 from accumviz.graph.trace import trace
 from accumviz.recorder.memory import saved_storages
-from accumviz.views.graph import graph_html
-from accumviz.views.graphviz import graphviz
+from accumviz.views.graph import graph_html, graphviz
 
 
 def run(quick: bool = False) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from matplotlib.text import Text
 from accumviz import arguments
 from accumviz.show import escape
 from accumviz.views.figure import INK, LINE, MUTED, PHONE, PageFigure
-from accumviz.views.graphviz import SMALL, STYLE, graphviz
+from accumviz.views.graph import SMALL, STYLE, graphviz
 from accumviz.views.style import MONO
 
 __all__ = ["INK", "LINE", "MUTED", "Drawing", "ThemedFigure", "svg_from_dot"]

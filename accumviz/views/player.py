@@ -15,8 +15,7 @@ from accumviz.graph.graph import Graph, Node, in_order
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
 from accumviz.show import Displayed, counted, literal
 from accumviz.views import style, words
-from accumviz.views.graph import Card, cards_of, forms, place
-from accumviz.views.graphviz import LayoutError
+from accumviz.views.graph import Card, LayoutError, cards_of, forms, place
 from accumviz.views.payload import Ground, encode, identity, ledger_data
 
 # Laying out takes a tenth of a second each: more are counted, not drawn.

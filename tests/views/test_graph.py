@@ -12,7 +12,6 @@ import pytest
 from accumviz.book.charts import svg_from_dot
 from accumviz.graph.graph import Edge, Graph, Node, Saved
 from accumviz.views import graph as drawing
-from accumviz.views import graphviz
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = [
@@ -138,7 +137,7 @@ def test_without_a_layout_engine_a_notebook_still_shows_the_table(monkeypatch: p
 
 
 def test_source_that_is_not_dot_is_refused() -> None:
-    with pytest.raises(graphviz.LayoutError, match="could not draw"):
+    with pytest.raises(drawing.LayoutError, match="could not draw"):
         svg_from_dot("not dot at all {", "a")
     with pytest.raises(TypeError, match="expected DOT text"):
         svg_from_dot(3, "a")

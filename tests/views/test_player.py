@@ -20,7 +20,8 @@ from accumviz.book import explore
 from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
-from accumviz.views import graphviz, payload
+from accumviz.views import graph as drawing_of
+from accumviz.views import payload
 from accumviz.views.heat import heat
 from accumviz.views.listing import listing
 from accumviz.views.player import FORMAT, Player, scenes
@@ -187,7 +188,7 @@ def test_a_folded_graph_has_an_order_of_its_own() -> None:
 
 def test_without_graphviz_the_player_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object) -> str:
-        raise graphviz.LayoutError("install one: `pip install pygraphviz`")
+        raise drawing_of.LayoutError("install one: `pip install pygraphviz`")
 
     monkeypatch.setattr("accumviz.views.graph.graphviz", missing)
     data, _ = carried(play(toy(), {0: chain()}))
