@@ -273,7 +273,7 @@ class _Gradient(NamedTuple):
     exact: bool
 
 
-class _Step(NamedTuple):
+class _TakenStep(NamedTuple):
     """A step that changed weights, and the backwards that it consumed."""
 
     ledger: Ledger
@@ -300,9 +300,9 @@ class _Step(NamedTuple):
         return rows.take(~rows.erased)
 
 
-def _steps(ledger: Ledger, side: str) -> list[_Step]:
+def _steps(ledger: Ledger, side: str) -> list[_TakenStep]:
     """Return the steps of a recording. Raises `ValueError` where there is none."""
-    steps = [_Step(ledger, window) for window in ledger.windows()]
+    steps = [_TakenStep(ledger, window) for window in ledger.windows()]
     if not steps:
         raise ValueError(
             f"compare() found no step in {side}; expected recordings in which an optimizer steps"
@@ -314,8 +314,8 @@ def _steps(ledger: Ledger, side: str) -> list[_Step]:
 
 
 def _distances(
-    a: _Step,
-    b: _Step,
+    a: _TakenStep,
+    b: _TakenStep,
     common: list[_Column],
     event_a: int,
     event_b: int,
@@ -363,7 +363,7 @@ def _rounding(a: Ledger, b: Ledger, pair: StepPair) -> float:
 # --- causes -----------------------------------------------------------------------------------
 
 
-def _causes(a: _Step, b: _Step, common: list[_Column]) -> list[Cause]:
+def _causes(a: _TakenStep, b: _TakenStep, common: list[_Column]) -> list[Cause]:
     """Return the causes that gradients and shares prove."""
     sums = [math.fsum(step.shares.share) for step in (a, b)]
     factor = sums[0] / sums[1] if sums[1] else math.nan
@@ -401,7 +401,9 @@ def _spread(shares: Shares) -> float:
 # --- where they part --------------------------------------------------------------------------
 
 
-def _parting(a: _Step, b: _Step, common: list[_Column], rounding: float) -> Parting:
+def _parting(
+    a: _TakenStep, b: _TakenStep, common: list[_Column], rounding: float
+) -> Parting:
     """Return the first backwards that add something else, or the steps where none does."""
     ends = a.ledger[a.window.step], b.ledger[b.window.step]
     of_a, of_b = a.window.backwards, b.window.backwards

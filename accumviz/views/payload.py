@@ -332,7 +332,7 @@ def _shares(
     }
 
 
-def _objectives(bars: Sequence[shares.Bar]) -> dict[str, str]:
+def _objectives(bars: Sequence[shares.ShareBar]) -> dict[str, str]:
     """Return how objectives are written where there is little room: by their operations, if those tell them apart."""
     names = dict.fromkeys(bar.objective for bar in bars)
     short = {name: _operation(name) for name in names}
@@ -348,7 +348,7 @@ def _operation(objective: str) -> str:
 
 
 def _share_keys(
-    bars: Sequence[shares.Bar], colors: dict[str, str]
+    bars: Sequence[shares.ShareBar], colors: dict[str, str]
 ) -> tuple[list[list[str]], bool]:
     """Return the legend of bars of shares, and whether colours in it tell losses apart."""
     looks = {part.look for bar in bars for part in bar.segments}

@@ -13,14 +13,14 @@ from accumviz.ledger.ledger import Ledger
 from accumviz.views import style
 from accumviz.views.columns import EventColumns
 from accumviz.views.figure import INK, MUTED, Canvas, Key, clear_of, text_width
-from accumviz.views.shares import Bar, Segment, among, bars, reach
+from accumviz.views.shares import ShareBar, Segment, among, bars, reach
 
 TALL = 92.0
 # A thinner segment has no gap to the next, and a wider bar is not drawn.
 _THIN, _WIDEST = 3.0, 64.0
 
 
-class _Place(NamedTuple):
+class _BarPlace(NamedTuple):
     """Where a bar is drawn: from `x` on, so wide, on the line at `zero`, with so many pixels for a share of 1."""
 
     x: float
@@ -72,7 +72,7 @@ class ShareStrip:
             # A lone bar's sum may be as wide as the way to the next one's.
             room = wide if len(of_step) > 1 else apart * columns.width
             for n, bar in enumerate(of_step):
-                place = _Place(x + n * wide, wide - 2, zero, scale)
+                place = _BarPlace(x + n * wide, wide - 2, zero, scale)
                 self._draw_bar(canvas, bar, place, room)
         for one in (1, -1) if low < 0 else (1,):
             y = zero - one * scale
@@ -80,7 +80,9 @@ class ShareStrip:
             canvas.level(columns.left, columns.end, y, width=1.2, dash="--", z=2.5)
             canvas.text(columns.end + 5, y, style.number(one))
 
-    def _draw_bar(self, canvas: Canvas, bar: Bar, place: _Place, room: float) -> None:
+    def _draw_bar(
+        self, canvas: Canvas, bar: ShareBar, place: _BarPlace, room: float
+    ) -> None:
         color = style.label_colors(self.ledger.labels).get(bar.label, MUTED)
         middle = place.x + place.width / 2
         for part in bar.segments:

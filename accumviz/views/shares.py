@@ -48,7 +48,7 @@ class Segment(NamedTuple):
         return "used" if self.again else "new"
 
 
-class Bar(NamedTuple):
+class ShareBar(NamedTuple):
     """The shares of one objective in one step; `label` is that of its first backward."""
 
     step: int
@@ -105,7 +105,7 @@ def has_terms(ledger: Ledger) -> bool:
 
 def bars(
     ledger: Ledger, events: Iterable[int] | None = None, most: int = 0
-) -> tuple[list[Bar], str]:
+) -> tuple[list[ShareBar], str]:
     """Return a bar for each step among these events (all), and each objective of its backwards.
 
     Of more than `most` segments (0: any number) whole steps are left out, and a sentence says so.
@@ -130,7 +130,7 @@ def bars(
     return found, note
 
 
-def _of_step(ledger: Ledger, rows: Shares) -> list[Bar]:
+def _of_step(ledger: Ledger, rows: Shares) -> list[ShareBar]:
     backwards = np.unique(rows.backward).tolist()
     micro_batch = {b: n for n, b in enumerate(backwards, 1)}
     every = []
@@ -139,7 +139,7 @@ def _of_step(ledger: Ledger, rows: Shares) -> list[Bar]:
         label = ledger.events[int(mine.backward[0])].label
         name = literal(mine.objectives[objective])
         segments = _segments(mine, micro_batch)
-        every.append(Bar(int(mine.step[0]), name, label, segments))
+        every.append(ShareBar(int(mine.step[0]), name, label, segments))
     return every
 
 
@@ -238,7 +238,7 @@ def among(ledger: Ledger) -> str:
     return f"all {ranks} ranks together{here}"
 
 
-def reach(shown: Sequence[Bar]) -> tuple[float, float]:
+def reach(shown: Sequence[ShareBar]) -> tuple[float, float]:
     """Return the scale of bars that are compared, with room beyond the dashed 1, and to the left where one goes there.
 
     >>> reach([])
