@@ -92,11 +92,6 @@ def test_nothing_in_a_ledger_can_be_changed(toy: Ledger) -> None:
         toy.values("w")[0] = 1
 
 
-def test_an_alias_finds_its_parameter() -> None:
-    tied = Parameter("embedding.weight", aliases=("head.weight",))
-    assert Ledger.build([tied], []).index("head.weight") == 0
-
-
 def test_elements_that_were_not_kept_say_how_to_keep_them() -> None:
     shape = (0, 1)
     ledger = Ledger((Parameter("w", (9, 9)),), (), np.zeros(shape), np.zeros(shape), np.zeros(shape, np.uint8))
@@ -108,14 +103,6 @@ def test_arrays_of_the_wrong_shape_are_refused() -> None:
     good = np.zeros((1, 1))
     with pytest.raises(ValueError, match=r"grad has shape \(2, 1\)"):
         Ledger((W,), (Event(0, "step"),), good, np.zeros((2, 1)), good)
-
-
-def test_the_repr_shows_none_as_none_and_marks_norms() -> None:
-    v = Parameter("v", (2,))
-    ledger = Ledger.build([W, v], [backward(-16, -16), ZERO | {"grad": {"v": [3.0, 4.0]}}], complete=False)
-    assert "None" in repr(ledger)
-    assert "|5|" in repr(ledger)
-    assert "incomplete" in repr(ledger)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is an extra")

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from accumviz.book.explore import explore
 from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger
 from accumviz.views.player import Player
 from tests.browser.frames import drawn, still
-from tests.toys import ROWS, W, chain, large, toy
+from tests.toys import chain, large, toy
 
 Open = Callable[..., Any]
 TALL = "<div style='height: 3000px'></div>"
@@ -109,14 +108,3 @@ def test_a_swipe_over_a_pane_moves_the_page_and_nothing_else(between: Callable[.
         assert swiped(page, place, 240) > 180, place
         assert swiped(page, place, -240) < -180, place
     assert page.locator(".av-say").inner_text() == said
-
-
-def test_an_explorer_and_its_players_let_wheel_and_finger_through(between: Callable[..., Any]) -> None:
-    def experiment(k: int) -> Ledger:
-        return Ledger.build([W], ROWS[:k], sources=toy().sources)
-
-    made, places = explore(experiment, k=[1, 2, 3], against={"k": 3}), (".av-xtop", ".av-result", ".av-in-grad .av-win")
-    page = between(made, ".av-xframe .av-frame")
-    assert [turned(page, place, 3) for place in places] == pytest.approx([300] * 3, abs=2)
-    page = between(made, ".av-xframe .av-frame", width=375, has_touch=True)
-    assert min(swiped(page, place, 240) for place in places) > 180

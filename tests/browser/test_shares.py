@@ -114,14 +114,6 @@ def test_a_ledger_without_terms_has_no_pane(show: Callable[..., Any]) -> None:
     assert show(play(toy())).pane.count() == 0
 
 
-@pytest.mark.parametrize("ledger", [BOTH, UNKNOWN], ids=["both", "unknown"])
-def test_nothing_scrolls_sideways_on_a_phone(show: Callable[..., Any], ledger: Ledger) -> None:
-    watched = show(play(ledger), width=375)
-    assert watched.page.evaluate("document.documentElement.scrollWidth") <= 375
-    for place in watched.pane.locator(".av-win, .av-share").all():
-        assert place.evaluate("e => e.scrollWidth - e.clientWidth") <= 0
-
-
 def test_two_runs_of_an_explorer_have_one_scale(show: Callable[..., Any]) -> None:
     watched = show(explore({"right": RIGHT, "not divided": UNDIVIDED}, against={"run": "not divided"}))
     panes = watched.page.locator(".av-in-shares")

@@ -111,16 +111,3 @@ def test_the_numbers_in_a_notebook_are_those_of_its_page(notebook: Any, notebook
     assert re.findall(r"^\*\*(Fig\. [\d.]+)\*\* ", words(notebook), re.MULTILINE) == captions
     equations = re.findall(r'<span class="eqno">\(([\d.]+)\)', page)
     assert re.findall(r"\\tag\{([\d.]+)\}", words(notebook)) == equations
-
-
-def test_the_first_cell_reads_well_to_a_person(notebook: Any) -> None:
-    opening, cell = notebook.cells[:2]
-    assert "Where Gradients Go" in opening.source
-    title, *remarks = cell.source.splitlines()[:3]
-    assert title == "#@title Set up accumviz"
-    assert "accumviz" in remarks[0]
-    assert "no other package is changed" in remarks[1]
-    code, blob = cell.source.split('"""\n', maxsplit=1)
-    assert len(code.splitlines()) <= 75
-    assert re.fullmatch(r'[0-9A-Za-z!#$%&()*+\-;<=>?@^_`{|}~\n]+\n"""\)', blob)
-    assert all(len(line) <= 120 for line in code.splitlines()[:-1])

@@ -71,20 +71,6 @@ def test_an_admonition_is_a_quotation_with_a_bold_title() -> None:
     assert plain(myst, Book()) == "> **Predict, by $x$**\n>\n> How many?\n>\n> - one\n> - two\n\nNext."
 
 
-def test_each_claim_has_its_verdict_below_it() -> None:
-    myst = "```{claims}\nAn article\n\n1. That {math}`x`\n   grows.\n2. It falls.\n\nAnother\n\n13. Both,\n   too.\n```"
-    assert plain(myst, Book()).split("\n\n") == [
-        "**An article**",
-        "1. That $x$\n   grows.",
-        "   **verdict 1**",
-        "2. It falls.",
-        "   **verdict 2**",
-        "**Another**",
-        "13. Both,\n    too.",
-        "    **verdict 13**",
-    ]
-
-
 @pytest.mark.parametrize(
     ("myst", "named"),
     [

@@ -53,11 +53,6 @@ def test_a_wheel_records_what_it_holds_and_bears_its_licence(name: str, ours: wh
     assert not any(path.endswith((".pyc", "/INSTALLER", "/direct_url.json")) for path in files)
 
 
-def test_a_package_with_compiled_parts_is_not_carried() -> None:
-    with pytest.raises(ValueError, match="numpy is more than a folder of Python files"):
-        wheels.installed("numpy")
-
-
 def test_the_needs_are_the_highest_lower_bounds_without_conditions_and_without_what_is_brought() -> None:
     def wheel(name: str, *requirements: str) -> wheels.Wheel:
         lines = [f"Requires-Dist: {Requirement(text)}" for text in requirements]

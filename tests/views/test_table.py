@@ -103,19 +103,3 @@ def test_the_table_has_a_caption_scopes_and_a_box_that_scrolls_by_itself() -> No
     assert re.findall(r"<th(?![^>]*scope=)", html.replace("<thead", "")) == []
     assert 'class="av-scroll" tabindex="0"' in html
     assert not re.findall(r"https?://|<script|url\(", html)
-
-
-def test_provenance_says_nothing_where_a_loss_wrote_nothing() -> None:
-    a, b = Parameter("a", (1,)), Parameter("b", (1,))
-    ledger = Ledger.build(
-        [a, b],
-        [
-            {"kind": "backward", "label": "d_loss", "contribution": {"a": -3}, "grad": {"a": -3}},
-            {"kind": "backward", "label": "g_loss", "contribution": {"a": 1, "b": 2}, "grad": {"a": -2, "b": 2}},
-        ],
-    )
-    assert rows(provenance_html(ledger.provenance())) == [
-        "parameter d_loss g_loss",
-        "a 3 (1 ×) 1 (1 ×)",
-        "b nothing 2 (1 ×)",
-    ]
