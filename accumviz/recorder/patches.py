@@ -505,7 +505,6 @@ def _swapping(call: Call) -> Iterator[None]:
 def _loader_begins(call: Call) -> Iterator[None]:
     yield
     if call.error is None:
-        loaders.begin(call.args[0], call.result)
         notify(call.recordings, "loads", "begins", call.args[0], call.frame)
 
 

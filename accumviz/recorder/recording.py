@@ -397,7 +397,7 @@ class Recording:
         """A data loader begins, or its iterator ends."""
         if not self._closed and self._gradients.is_ours():
             self._before_change()
-            details = self._loaders.describe(what, source)
+            details = {"what": what, "loader": self._loaders.number_of(source)}
             self._emit("loader", self._site(frame), "", details, [])
 
     def change_begins(self, tensors: Any) -> bool:
