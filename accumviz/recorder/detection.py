@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,7 +17,6 @@ import torch
 from accumviz.graph.scopes import submodules
 from accumviz.recorder import patches, record
 from accumviz.recorder.callsite import CallSites, variable
-from accumviz.recorder.distributed import own_path
 from accumviz.recorder.recording import Recording
 from accumviz.recorder.targets import Named, collect, parameters
 
@@ -127,7 +126,7 @@ class Detector:
         return call
 
     def _has_optimizer(self, *_: Any) -> bool:
-        return any(known() is not None for known in self._optimizers)
+        return bool(self._alive())
 
     def _trains(self, module: Any) -> bool:
         return module.training and torch.is_grad_enabled() and self._has_optimizer()
@@ -169,7 +168,7 @@ class Detector:
             self._record(roots, fresh, caller)
 
     def _alive(self) -> list[Any]:
-        optimizers = [known() for known in self._optimizers]
+        optimizers = [reference() for reference in self._optimizers]
         return [optimizer for optimizer in optimizers if optimizer is not None]
 
     def _record(
@@ -192,11 +191,10 @@ class Detector:
     def _started(
         self, named: Named, optimizers: list[Any], caller: FrameType | None
     ) -> Recording:
-        """Return an open recording in a file of its own: a name that another run took meanwhile gets a number."""
+        """Return an open recording in a file of its own: a name that another run has taken gets a number."""
+        named.optimizers[:] = optimizers
         while True:
-            named.optimizers[:] = optimizers
-            while (place := self._place()) and own_path(place).exists():
-                self._number += 1
+            place = self._place()
             recording = Recording(
                 named, caller, path=place, exact=self._exact, memory=None
             )
@@ -213,14 +211,16 @@ class Detector:
     def _place(self) -> Path | None:
         if self._path is None:
             return None
-        number = f"-{self._number}" if self._number > 1 else ""
-        model = f".model{len(self.recordings) + 1}" if self.recordings else ""
-        name = f"{self._path.stem}{number}{model}{self._path.suffix}"
-        return self._path.with_name(name)
+        stem = self._path.stem
+        if self._number > 1:
+            stem += f"-{self._number}"
+        if self.recordings:
+            stem += f".model{len(self.recordings) + 1}"
+        return self._path.with_stem(stem)
 
     def _close_those_that_are_over(self) -> None:
         for recording, optimizers in list(self._opened.items()):
-            if optimizers and all(known() is None for known in optimizers):
+            if optimizers and all(reference() is None for reference in optimizers):
                 recording.stop()
                 del self._opened[recording]
 
@@ -276,7 +276,11 @@ def _roots(
 def _whole_models(recorded: set[int]) -> list[tuple[Any, set[int]]]:
     """Return the modules that are no part of another, without the compiler's wrapper, and their trained parameters."""
     modules = _living(torch.nn.Module)
-    inner = {id(child) for module in modules for child in _children(module)}
+    inner: set[int] = set()
+    for module in modules:
+        inner.update(
+            id(child) for _, child in submodules(module) if child is not module
+        )
     whole = []
     for module in modules:
         bare = getattr(module, "_modules", {}).get("_orig_mod", module)
@@ -284,10 +288,6 @@ def _whole_models(recorded: set[int]) -> list[tuple[Any, set[int]]]:
         if id(module) not in inner and trained and not trained & recorded:
             whole.append((bare, trained))
     return whole
-
-
-def _children(module: Any) -> Iterator[Any]:
-    return (child for _, child in submodules(module) if child is not module)
 
 
 def _grouped(roots: list[Any], caller: FrameType | None) -> dict[str, Any]:

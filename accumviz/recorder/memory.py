@@ -37,16 +37,16 @@ def raw_saved(node: Any) -> list[tuple[str, Any]]:
     """List what a node saved as (attribute, SavedTensor), without unpacking; None stands for a freed list."""
     pairs: list[tuple[str, Any]] = []
     for slot in slots(node):
-        attr = slot.removeprefix("_raw_saved_")
+        name = slot.removeprefix("_raw_saved_")
         try:
             raw = getattr(node, slot)
         except RuntimeError:
             # A freed list of tensors raises where a freed tensor is only empty.
             raw = None
         if isinstance(raw, (tuple, list)):
-            pairs += [(f"{attr}[{i}]", one) for i, one in enumerate(raw)]
+            pairs += [(f"{name}[{i}]", one) for i, one in enumerate(raw)]
         else:
-            pairs.append((attr, raw))
+            pairs.append((name, raw))
     return pairs
 
 
@@ -188,7 +188,8 @@ class _Budget:
 
     def __init__(self, wanted: bool | None) -> None:
         self._wanted = wanted
-        self._spent, self._start = 0.0, time.perf_counter()
+        self._spent = 0.0
+        self._start = time.perf_counter()
 
     def begin(self) -> float | None:
         """Return when a measurement begins, for `end`; None where there is to be none."""
@@ -206,19 +207,15 @@ class _Mark:
     """An object that lives as long as a graph node that carries it."""
 
 
-def _scaled_losses(root: Any) -> list[Any]:
-    """Return a root, and the losses below it of which it is a multiple, as in a loss over K.
-
-    A caller who keeps that loss keeps the graph, though its quotient is gone.
-    """
-    nodes = [root]
+def _undivided(root: Any) -> Any:
+    """Return the loss of which a root is a multiple, as in a loss over K: who keeps that one keeps the graph."""
     while True:
-        below = [fn for fn, _ in nodes[-1].next_functions if fn is not None]
-        saved = [tensor for _, tensor in saved_tensors(nodes[-1])]
+        below = [fn for fn, _ in root.next_functions if fn is not None]
+        saved = [tensor for _, tensor in saved_tensors(root)]
         single = all(tensor is None or tensor.numel() == 1 for tensor in saved)
         if len(below) != 1 or not single or type(below[0]) is ACCUMULATE_GRAD:
-            return nodes
-        nodes += below
+            return root
+        root = below[0]
 
 
 class Held:
@@ -263,8 +260,7 @@ class Held:
             return _NOT_MEASURED
         if keeps and nodes:
             mark = _Mark()
-            for node in _scaled_losses(nodes[0]):
-                node.metadata["accumviz"] = mark
+            _undivided(nodes[0]).metadata["accumviz"] = mark
             self._retained.append((weakref.ref(mark), storages))
         else:
             for _, retained in self._retained:
@@ -281,7 +277,8 @@ class Allocated:
     """
 
     def __init__(self, wanted: bool | None) -> None:
-        self._wanted, self.devices = wanted, list[int]()
+        self._wanted = wanted
+        self.devices: list[int] = []
         self._peaks: dict[int, int] = {}
         self._budget = _Budget(wanted)
 
