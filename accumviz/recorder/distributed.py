@@ -37,10 +37,8 @@ _OPERATORS = {
     "allreduce_coalesced_": ("all-reduce", 0),
     "allgather_": ("all-gather", 0),
     "_allgather_base_": ("all-gather", 0),
-    "allgather_into_tensor_coalesced_": ("all-gather", 0),
     "reduce_scatter_": ("reduce-scatter", 1),
     "_reduce_scatter_base_": ("reduce-scatter", 1),
-    "reduce_scatter_tensor_coalesced_": ("reduce-scatter", 1),
 }
 _KEYS = ("AutogradCPU", "AutogradCUDA")
 _ALL_REDUCE = inspect.unwrap(dist.all_reduce).__code__ if dist.is_available() else None
@@ -134,16 +132,6 @@ class Whole:
     @property
     def _post_accumulate_grad_hooks(self) -> Any:
         return getattr(self.leaf, "_post_accumulate_grad_hooks", None)
-
-    def register_hook(self, hook: Any) -> Any:
-        leaf: Any = self.leaf
-        return leaf.register_hook(hook)
-
-    def element_size(self) -> int:
-        return self.dtype.itemsize
-
-    def is_floating_point(self) -> bool:
-        return self.dtype.is_floating_point
 
 
 def _whole_of_fsdp2(param: Any) -> Whole:

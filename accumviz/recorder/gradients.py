@@ -108,7 +108,7 @@ class Gradients:
         total, most = 0, max(_EXACT_TOTAL, exact)
         for i, tensor in enumerate(self.tensors):
             size = self.sizes[i]
-            plain = tensor.is_floating_point() and tensor.layout is _STRIDED
+            plain = tensor.dtype.is_floating_point and tensor.layout is _STRIDED
             if plain and size <= exact and total + size <= most:
                 total += size
                 yield i
@@ -143,8 +143,8 @@ class Gradients:
             self.changeable.add(i)
             handles.append(leaf.register_hook(_ours(_comes, here, i)))
             _put_first(leaf._backward_hooks)
-        size = self.sizes[i] * tensor.element_size()
-        handles.append(tensor.register_hook(_ours(_arrives, here, i, size)))
+        size = self.sizes[i] * tensor.dtype.itemsize
+        handles.append(leaf.register_hook(_ours(_arrives, here, i, size)))
         if patches.has_users(tensor._post_accumulate_grad_hooks):
             self.rewritable.add(i)
             hook = _ours(_is_added, here, i)

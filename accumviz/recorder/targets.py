@@ -351,16 +351,8 @@ class _Collector:
             if isinstance(value, torch.Tensor):
                 name = variable(self.frame, value) or str(n)
                 self._add_tensor(_joined(self.prefix, name), value)
-            elif _is_named(value):
-                self._add_mapping(dict([value]))
             else:
                 self.add(value)
-
-
-def _is_named(value: Any) -> bool:
-    """Return whether this is a name and what it names, as `named_parameters()` gives."""
-    pair = isinstance(value, tuple) and len(value) == 2
-    return pair and isinstance(value[0], str)
 
 
 def _add_wholes(named: Named, module: torch.nn.Module) -> None:
