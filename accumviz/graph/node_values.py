@@ -91,17 +91,16 @@ def results(walk: Walk, variables: Mapping[Any, torch.Tensor]) -> Results:
     for root in walk.roots:
         if root.output_nr == 0:
             tensors[root.grad_fn] = root
+    for i, leaf in walk.leaves.items():
+        tensors[walk.order[i]] = leaf
     for fn in walk.order:
-        if hasattr(fn, "variable"):
-            tensors[fn] = fn.variable
         for tensor in _saved_unchanged(fn):
             if tensor.output_nr == 0 and tensor.grad_fn in inside:
                 tensors.setdefault(tensor.grad_fn, tensor)
     for fn in reversed(walk.order):
-        if fn not in tensors and type(fn).__name__ in _AGAIN:
-            again = _run_again(fn, tensors)
-            if again is not None:
-                tensors[fn] = again
+        again = None if fn in tensors else _run_again(fn, tensors)
+        if again is not None:
+            tensors[fn] = again
     return tensors
 
 
@@ -128,9 +127,10 @@ def _unpacks_plainly(fn: Any) -> bool:
 
 def _run_again(fn: Any, tensors: Results) -> torch.Tensor | None:
     """Run an operation again where everything it was run with is there, and tiny."""
-    if not _unpacks_plainly(fn):
+    operation = _AGAIN.get(type(fn).__name__)
+    if operation is None or not _unpacks_plainly(fn):
         return None
-    function, *names = _AGAIN[type(fn).__name__]
+    function, *names = operation
     try:
         operands = [getattr(fn, name) for name in names]
         if not names:

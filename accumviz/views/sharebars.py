@@ -13,7 +13,7 @@ from accumviz.ledger.ledger import Ledger
 from accumviz.views import style
 from accumviz.views.columns import EventColumns
 from accumviz.views.figure import INK, MUTED, Canvas, Key, clear_of, text_width
-from accumviz.views.shares import ShareBar, Segment, among, bars, reach
+from accumviz.views.shares import Segment, ShareBar, among, bars, reach
 
 TALL = 92.0
 # A thinner segment has no gap to the next, and a wider bar is not drawn.
