@@ -288,11 +288,6 @@ class Events(Sequence[Event]):
         codes = [code for code, details in enumerate(self.details) if name in details]
         return np.isin(self.column("details"), codes)
 
-    def label(self, event: int) -> str:
-        """Return the label of one event."""
-        label: str = self.tables["label"][self.column("label")[event]]
-        return label
-
     @cached_property
     def details(self) -> list[Mapping[str, Any]]:
         """The distinct details, by their code."""

@@ -504,12 +504,6 @@ class Flow:
         stop = np.full(born.shape, event)
         return self.of[parameter].factors.between(born, stop).coefficient
 
-    def averages(self, parameter: int) -> np.ndarray:
-        """Return the events that averaged a parameter's `.grad` over ranks."""
-        averages = self.scaling.changed[:, parameter] & (self.scaling.ranks > 0)
-        events: np.ndarray = self.scaling.events[averages]
-        return events
-
     def live(self, event: int, parameter: int) -> np.ndarray:
         """Return the events whose contributions are in a parameter's `.grad` after an event."""
         history = self.of[parameter]

@@ -131,9 +131,9 @@ class Terms:
     def _names(self, keys: list[_Key]) -> tuple[str, ...]:
         """Return the label of each objective, with as much more as distinguishes it from the others."""
         lines = self._events.column("line")
-        labels = {
-            site: self._events.label(b) or "loss" for site, b in self._example.items()
-        }
+        labels = {}
+        for site, backward in self._example.items():
+            labels[site] = self._events[backward].label or "loss"
         shared = Counter(labels.values())
         sites = Counter(key.site for key in keys)
         seen: Counter[str] = Counter()
