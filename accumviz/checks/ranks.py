@@ -176,11 +176,11 @@ def _stays(analysis: LedgerAnalysis, zero: int, p: int) -> bool:
 
 @dataclass(frozen=True)
 class OptimizerSummary:
-    """One optimizer of one rank: its number there, and unfinished findings at its steps under DDP."""
+    """One optimizer of one rank under DDP: its number there, and how often it stepped."""
 
     rank: int | None
     place: int
-    steps: list[Finding]
+    steps: int
 
 
 class RankWindow(NamedTuple):
@@ -221,16 +221,23 @@ def summarise(analysis: LedgerAnalysis, rank: int | None = None) -> RankSummary:
         if flags[event] is not None:
             whose = int(analysis.ranks[event]) if rank is None else rank
             places = armed.setdefault(whose, [])
-            places += _places(analysis, [event] if flags[event] is True else [])
+            if flags[event] is True:
+                places.append(
+                    analysis.finding(
+                        "uneven-rank-backwards", "error", event, cause="", evidence={}
+                    )
+                )
     # One that never steps may have been left behind by those that do.
     numbers = sorted({o for p in analysis.ledger.parameters for o in p.optimizers})
     summaries = []
     of_ranks: Counter[int | None] = Counter()
     for index in numbers:
         optimizer = OptimizerHistory(analysis, index)
-        place = of_ranks[optimizer.rank]
-        of_ranks[optimizer.rank] += 1
-        summaries.append(_summary(analysis, optimizer, rank, place))
+        whose = optimizer.rank if rank is None else rank
+        if _is_replicated(analysis, optimizer):
+            steps = optimizer.steps.size
+            summaries.append(OptimizerSummary(whose, of_ranks[whose], steps))
+        of_ranks[whose] += 1
     return RankSummary(
         summaries,
         armed,
@@ -239,29 +246,12 @@ def summarise(analysis: LedgerAnalysis, rank: int | None = None) -> RankSummary:
     )
 
 
-def _places(analysis: LedgerAnalysis, events: list[int]) -> list[Finding]:
-    """Return an unfinished finding about uneven ranks at each of some events."""
-    rule, severity = "uneven-rank-backwards", "error"
-    return [
-        analysis.finding(rule, severity, event, cause="", evidence={})
-        for event in events
-    ]
-
-
 def _has_finished(analysis: LedgerAnalysis, rank: int) -> bool:
     """Return whether a rank's recording was closed with nothing raised."""
     ended = analysis.ledger.meta.get("ended")
     if isinstance(ended, Mapping):
         ended = ended.get(str(rank))
     return analysis.ledger.complete and ended in (None, "closed", "exit")
-
-
-def _summary(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, rank: int | None, place: int
-) -> OptimizerSummary:
-    steps = optimizer.steps.tolist() if _is_replicated(analysis, optimizer) else []
-    whose = optimizer.rank if rank is None else rank
-    return OptimizerSummary(whose, place, _places(analysis, steps))
 
 
 def _is_replicated(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> bool:
@@ -305,55 +295,34 @@ def _windows(analysis: LedgerAnalysis, rank: int | None) -> Iterator[RankWindow]
 
 
 def uneven_rank_backwards(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
-    """Find ranks that synchronise or step a different number of times: one waits for ever, or comes apart."""
-    finished = {r for rank in ranks for r in rank.finished}
+    """Find ranks that synchronise a different number of times, so that one waits for ever."""
+    finished = _finished(ranks)
     armed = {r: places for rank in ranks for r, places in rank.armed.items()}
-    counts = [len(places) for places in armed.values()]
-    if len(set(counts)) > 1:
-        finding = _uneven(
-            armed,
-            "synchronised backwards",
-            "the one more waits for an answer that never comes",
-        )
-        # A rank that was done by itself has not waited: DDP's `join` lets others be done before it.
-        waited = finding.rank not in finished
-        if waited and all(r in finished for r in armed if len(armed[r]) == min(counts)):
-            yield finding
-    else:
-        yield from _uneven_steps(ranks, finished)
-
-
-def _uneven_steps(
-    ranks: Sequence[RankSummary], finished: set[int]
-) -> Iterator[Finding]:
-    """Find ranks of one model that step a different number of times on as many averages."""
-    of_models: dict[int, dict[int, list[Finding]]] = {}
-    for rank in ranks:
-        for mine in rank.optimizers:
-            if mine.rank in rank.armed and mine.rank in finished:
-                of_models.setdefault(mine.place, {})[mine.rank] = mine.steps
-    for steps in of_models.values():
-        counts = [len(places) for places in steps.values()]
-        if len(set(counts)) > 1:
-            so = "unless they are sent, their weights differ from then on"
-            # One that never steps may be sent the weights of one that does.
-            severity = "error" if min(counts) else "note"
-            yield replace(_uneven(steps, "steps", so), severity=severity)
-
-
-def _uneven(places: Mapping[int, list[Finding]], what: str, so: str) -> Finding:
-    """Return the finding at the first place that the rank with most has and that with least has not."""
-    most = max(places, key=lambda r: len(places[r]))
-    least = min(places, key=lambda r: len(places[r]))
-    many, few = len(places[most]), len(places[least])
-    every = sorted(places.items())
-    return replace(
-        places[most][few],
+    if not armed:
+        return
+    most = max(armed, key=lambda r: len(armed[r]))
+    least = min(armed, key=lambda r: len(armed[r]))
+    many, few = len(armed[most]), len(armed[least])
+    # A rank that was done by itself has not waited: DDP's `join` lets others be done before it.
+    if many == few or most in finished or least not in finished:
+        return
+    yield replace(
+        armed[most][few],
         rank=most,
-        evidence={f"{what} of rank {r}": len(its) for r, its in every},
-        cause=f"Rank {most} has {many} {what} and rank {least} only {few}: {so}.",
+        evidence={
+            f"synchronised backwards of rank {r}": len(its)
+            for r, its in sorted(armed.items())
+        },
+        cause=(
+            f"Rank {most} synchronises {many} backwards and rank {least} only {few}: the one more waits for an answer "
+            "that never comes."
+        ),
         times=many - few,
     )
+
+
+def _finished(ranks: Sequence[RankSummary]) -> set[int]:
+    return {r for rank in ranks for r in rank.finished}
 
 
 def _compared_windows(ranks: Sequence[RankSummary]) -> list[list[RankWindow]]:
@@ -381,7 +350,6 @@ def rank_token_weight(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
     weights = [window.least for window in windows]
     yield replace(
         windows[0].finding,
-        severity="warning" if 2 * len(odd) >= len(every) else "note",
         rank=windows[0].rank,
         evidence={
             "weight per element on each rank, before the average": weights,
@@ -432,6 +400,12 @@ def _is_local(analysis: LedgerAnalysis, optimizer: OptimizerHistory, clip: int) 
 
 def conditions_of_ranks(ranks: Sequence[RankSummary]) -> Iterator[str]:
     """Say what has to be meant for healthy ranks to be so together."""
+    steps: dict[int, set[int]] = {}
+    for mine in (optimizer for rank in ranks for optimizer in rank.optimizers):
+        if mine.rank in _finished(ranks):
+            steps.setdefault(mine.place, set()).add(mine.steps)
+    if any(len(counts) > 1 for counts in steps.values()):
+        yield "ranks that step a different number of times are meant"
     windows = _compared_windows(ranks)
     if windows and all(_is_divided_by_ranks(of_ranks) for of_ranks in windows):
         yield f"a sum of 1/{len(windows[0])} over all ranks is meant in every step"
