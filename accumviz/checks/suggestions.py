@@ -58,11 +58,6 @@ def replaced(event: Event, line: str) -> str:
     return f"- {literal(event.source)}\n+ {literal(line)}"
 
 
-def deleted(event: Event) -> str:
-    """Take this line away."""
-    return f"- {literal(event.source)}" if _simple(event) else ""
-
-
 def added_above(event: Event, line: str) -> str:
     """Add a line above this one."""
     return f"+ {literal(line)}\n  {literal(event.source)}" if _place(event) else ""
@@ -83,9 +78,8 @@ def moved_below(event: Event, other: Event, line: str = "") -> str:
     return _moved(event, added_below(other, line or event.source))
 
 
-def _moved(event: Event, there: str) -> str:
-    away = deleted(event)
-    return f"{away}\n{there}" if away and there else ""
+def _moved(event: Event, added: str) -> str:
+    return f"- {literal(event.source)}\n{added}" if _simple(event) and added else ""
 
 
 def _simple(event: Event) -> bool:
