@@ -265,15 +265,18 @@ def test_ranks_that_synchronise_unequally_are_found_where_one_was_not_done_by_it
     assert found(_ranks(*plays)) == ["uneven-rank-backwards"]
 
 
-@pytest.mark.parametrize("kept", [0, 3])
-def test_that_one_rank_steps_less_often_is_a_condition(kept: int) -> None:
+@pytest.mark.parametrize(
+    ("kept", "condition"),
+    [(0, "no optimizer is meant to apply the gradients of"), (3, "ranks that step a different number of times")],
+)
+def test_that_one_rank_steps_less_often_is_a_condition(kept: int, condition: str) -> None:
     plays = [_synced(8, 1.0, times=4), _synced(8, 1.0, times=4)]
     assert av.check(_ranks(*plays)).condition == ""
     steps = [n for n, row in enumerate(plays[0].rows) if row["kind"] == "step"]
     for skipped in reversed(steps[kept:]):
         del plays[0].rows[skipped]
     report = av.check(_ranks(*plays))
-    assert report.healthy and report.condition == "ranks that step a different number of times are meant"
+    assert report.healthy and condition in report.condition
 
 
 def _by_themselves() -> list[Play]:
