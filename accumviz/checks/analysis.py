@@ -188,15 +188,10 @@ class OptimizerHistory:
         place = self.steps.searchsorted(event)
         return int(self.steps[place - 1]) if place else -1
 
-    def next_backward(self, event: int) -> int:
-        """Return the first backward from an event on; the number of events where there is none."""
-        after = self.backwards[self.backwards.searchsorted(event) :]
-        return int(after[0]) if after.size else len(self.analysis.events)
-
     def nothing_since_step(self, event: int) -> bool:
         """Return whether nothing has been contributed between the last step and an event."""
         step = self.previous_step(event)
-        return step >= 0 and self.next_backward(step) > event
+        return step >= 0 and not between(self.backwards, step, event + 1).size
 
     def changed_by(self, event: int) -> bool:
         """Return whether the event touched one of this optimizer's `.grad`."""

@@ -233,11 +233,11 @@ def summarise(analysis: LedgerAnalysis, rank: int | None = None) -> RankSummary:
     of_ranks: Counter[int | None] = Counter()
     for index in numbers:
         optimizer = OptimizerHistory(analysis, index)
-        whose = optimizer.rank if rank is None else rank
+        its_rank = optimizer.rank if rank is None else rank
         if _is_replicated(analysis, optimizer):
             steps = optimizer.steps.size
-            summaries.append(OptimizerSummary(whose, of_ranks[whose], steps))
-        of_ranks[whose] += 1
+            summaries.append(OptimizerSummary(its_rank, of_ranks[its_rank], steps))
+        of_ranks[its_rank] += 1
     return RankSummary(
         summaries,
         armed,
