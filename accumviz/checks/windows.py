@@ -153,15 +153,28 @@ def _lost_before_steps(
         closure = analysis.events.where("within", "step")[kept[-1]]
         places = analysis.events.column("line") if closure else analysis.sites
         sites = set(places[kept].tolist())
-        whole = _is_whole(analysis, optimizer, step)
+        whole = len(kept) > 1 and _is_whole(analysis, optimizer, step)
         epoch = analysis.epoch(kept[-1], optimizer.rank)
         for loss in _erased_before(analysis, optimizer, step):
             alike = places[loss.backward] in sites and not moved[kept].any()
             if analysis.epoch(loss.backward, optimizer.rank) != epoch:
                 tails += [loss] * alike
-            elif alike and not (whole and (len(kept) > 1 or _is_used(analysis, loss))):
+            elif alike and not whole and not _in_turns(analysis, loss, kept[-1]):
                 inside.append(loss)
     return inside, tails
+
+
+def _in_turns(analysis: LedgerAnalysis, loss: Loss, kept: int) -> bool:
+    """Return whether another optimizer used what was erased here, and not with what this one used.
+
+    Two networks that are trained in turns on one loss lose it on purpose; no window is meant for one of them only.
+    """
+    steps = [
+        (other.first_step_of.get(loss.backward), other.first_step_of.get(kept))
+        for other in analysis.optimizers
+    ]
+    together = any(lost is not None and lost == used for lost, used in steps)
+    return _is_used(analysis, loss) and not together
 
 
 def _is_whole(analysis: LedgerAnalysis, optimizer: OptimizerHistory, step: int) -> bool:
