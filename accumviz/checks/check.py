@@ -274,7 +274,8 @@ def _no_verdict(analysis: LedgerAnalysis) -> str:
             return f"part of the training is not in the ledger: {note}"
     if not analysis.optimizers:
         return "no parameter that was recorded belongs to an optimizer that stepped"
-    unknown = analysis.shares.unknown[analysis.shares.term == 0]
+    shares = analysis.shares
+    unknown = shares.unknown[(shares.term == 0) & ~shares.erased]
     if unknown.size and (unknown > 0).all():
         return f"what the micro-batches weigh is not known: {_most_frequent(analysis)}"
     if _moved_inside_a_window(analysis):
@@ -333,12 +334,8 @@ def _lacking_of_shares(analysis: LedgerAnalysis) -> Iterator[str]:
             f"{int(astray.sum())} of {int(analysis.backward.sum())} backwards reached no parameter that is recorded, "
             "and an optimizer stepped that is not recorded: what they trained is in no share"
         )
-    step = analysis.ledger.flow.used_from_before()
-    if step >= 0:
-        yield (
-            f"the step of event {step} also used what `.grad` held before the recording began, which is in no "
-            "share"
-        )
+    if analysis.ledger.flow.used_from_before():
+        yield "a step also used what `.grad` held before the recording began, which is in no share"
 
 
 def _one_for_each_cause(judged: list[_Judged]) -> list[Finding]:
