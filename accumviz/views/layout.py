@@ -12,7 +12,7 @@ import numpy as np
 
 from accumviz.ledger.ledger import Ledger
 from accumviz.show import encoded
-from accumviz.views import style, words
+from accumviz.views import words
 from accumviz.views.parts import (
     Gradient,
     Part,
@@ -160,12 +160,13 @@ class PageBars:
             for e in range(len(self.ledger)):
                 every = [self.stacks[p][e] for p in members]
                 stacks.append(together(list(itertools.chain(*every))))
-        if signed:
-            grads = totals(self.ledger, members.start)
+        totals_of = totals(self.ledger, members.start) if signed else grads
         ages, amounts, looks = [], [], ""
-        reaches = []
+        reaches = [(0.0, 0.0)]
         for e, parts in enumerate(stacks):
-            reaches.append(_bar(parts, float(grads[e]), signed=signed).reach)
+            if not grads[e] < 0:
+                bar = _bar(parts, float(totals_of[e]), signed=signed)
+                reaches.append(bar.reach)
             for part in parts:
                 ages.append(-1 if part.born < 0 else e - part.born)
                 norm = 1.0 if part.born < 0 else float(norms[part.born])
@@ -199,24 +200,21 @@ def lane_height(reaches: Sequence[tuple[float, float]], events: int) -> int:
 
 
 def part_keys(
-    ledger: Ledger, looks: set[str], texts: dict[str, str], muted: str
+    colors: dict[str, str], looks: set[str], texts: dict[str, str], muted: str
 ) -> list[tuple[str, str, str]]:
-    """Return the legend of the parts that are there: what it says of each look, the look, and a colour.
+    """Return the legend of the looks that are there: what it says of each, the look, and a colour.
 
-    Where there are several losses, each is named with its colour.
+    Where losses have several `colors`, each is named with its own.
+
+    >>> part_keys({"loss": "blue"}, {"new"}, {"new": "added", "used": "used"}, "grey")
+    [('added', 'new', 'blue')]
     """
-    colors = style.label_colors(ledger.labels)
     keys = []
-    if len(colors) > 1 and "new" in looks:
+    if len(set(colors.values())) > 1 and "new" in looks:
         for label, color in list(colors.items())[:_MOST_COLORS]:
             keys.append((words.shorten(label or "backward", 28), "new", color))
-    color = next(iter(colors.values()), muted)
+    first = next(iter(colors.values()), muted)
     for look, text in texts.items():
-        if look not in looks or (look == "new" and keys):
-            continue
-        if look != "unseen":
-            keys.append((text, look, color))
-        else:
-            from_ranks = bool(ledger.of("sync"))
-            keys.append(("from other ranks" if from_ranks else text, look, muted))
+        if look in looks and not (look == "new" and keys):
+            keys.append((text, look, muted if look == "unseen" else first))
     return keys

@@ -45,7 +45,6 @@ _PARTS = {
     "new": "added now",
     "live": "already in .grad",
     "used": "used by a step",
-    "unseen": "not recorded",
 }
 _SHARES = {
     "new": "one backward",
@@ -108,7 +107,7 @@ def ledger_data(
         "digits": 4 if columns["c"].size <= _PLAIN_CELLS else 3,
         "lane": lane_height(reaches, len(chosen)) if lanes else 0,
         "lanes": lanes,
-        "unseen": "other ranks" if ledger.of("sync") else "not recorded",
+        "unseen": _unseen(ledger),
     }
     weighed = _shares(ledger, chosen, names, colors)
     if weighed:
@@ -253,11 +252,13 @@ def _keys(
     ledger: Ledger, events: Sequence[Event], digits: list[str]
 ) -> list[list[str]]:
     """Return the legend, of what there is: what it says, the look of its swatch, its colour."""
+    parts = _PARTS | {"unseen": _unseen(ledger)}
     looks = {LOOKS[int(digit)] for digit in "".join(digits)}
     if not digits and (ledger.state & CONTRIBUTED).any():
         looks.add("new")
+    colors = style.label_colors(ledger.labels)
     keys = []
-    for text, look, color in part_keys(ledger, looks, _PARTS, _MUTED):
+    for text, look, color in part_keys(colors, looks, parts, _MUTED):
         # A canvas has no hatching.
         keys.append([text, "live" if look == "unseen" else look, color])
     for kind in dict.fromkeys(str(event.kind) for event in events):
@@ -273,6 +274,11 @@ def _keys(
         if any(event.saved_after > 0 for event in events):
             keys.append(["after", "bytes", _MUTED])
     return keys
+
+
+def _unseen(ledger: Ledger) -> str:
+    """Say where what no recorded backward put into `.grad` comes from."""
+    return "other ranks" if ledger.of("sync") else "not recorded"
 
 
 def _marks(events: int, pixels: int) -> str:
@@ -302,7 +308,7 @@ def _shares(
     if not bars:
         return {}
     at = {event: i for i, event in enumerate(chosen.tolist())}
-    objectives = _objectives(bars)
+    several = len({bar.objective for bar in bars}) > 1
     rows = []
     for bar in bars:
         parts = []
@@ -311,7 +317,10 @@ def _shares(
             ends = plain([part.start, part.length], 4)
             parts.append([at.get(part.backward, -1), *ends, part.look, part.text])
         rank = ledger[bar.step].rank
-        whose = ["" if rank is None else f"rank {rank}", objectives[bar.objective]]
+        whose = [
+            "" if rank is None else f"rank {rank}",
+            _operation(bar.objective) if several else "",
+        ]
         row = {
             "e": at[bar.step],
             "o": " · ".join(filter(None, whose)),
@@ -321,50 +330,25 @@ def _shares(
             "s": parts,
         }
         rows.append(row)
-    keys, several = _share_keys(bars, colors)
+    labels = dict.fromkeys(literal(bar.label) for bar in bars)
+    looks = {part.look for bar in bars for part in bar.segments}
+    inks = {label: colors[label] for label in labels}
     dashed = ", ".join(filter(None, ["Dashed: 1", shares.among(ledger)]))
-    each = "Each piece: one backward. " if several else ""
     return {
         "r": plain(shares.reach(bars)),
         "rows": rows,
-        "keys": keys,
-        "note": f"{each}{dashed}. {note}".strip(),
+        "keys": part_keys(inks, looks, _SHARES, _MUTED),
+        "note": f"{dashed}. {note}".strip(),
     }
 
 
-def _objectives(bars: Sequence[shares.ShareBar]) -> dict[str, str]:
-    """Return how objectives are written where there is little room: by their operations, if those tell them apart."""
-    names = dict.fromkeys(bar.objective for bar in bars)
-    short = {name: _operation(name) for name in names}
-    if len(short) == 1:
-        return dict.fromkeys(names, "")
-    if len(set(short.values())) == len(short):
-        return short
-    return {name: name for name in names}
-
-
 def _operation(objective: str) -> str:
+    """Return how an objective is written where there is little room.
+
+    >>> _operation("loss / K · MseLossBackward0 2"), _operation("g_loss")
+    ('MseLoss 2', 'g_loss')
+    """
     return re.sub(r"Backward\d+", "", objective.rpartition(" · ")[2])
-
-
-def _share_keys(
-    bars: Sequence[shares.ShareBar], colors: dict[str, str]
-) -> tuple[list[list[str]], bool]:
-    """Return the legend of bars of shares, and whether colours in it tell losses apart."""
-    looks = {part.look for bar in bars for part in bar.segments}
-    labels = list(dict.fromkeys(literal(bar.label) for bar in bars))
-    inks = {label: colors[label] for label in labels}
-    several = "new" in looks and len(set(inks.values())) > 1
-    keys = []
-    if several:
-        for label, color in list(inks.items())[:8]:
-            keys.append([words.shorten(label, 28), "new", color])
-        looks.discard("new")
-    ink = _MUTED if several else inks[labels[0]]
-    for look, text in _SHARES.items():
-        if look in looks:
-            keys.append([text, look, _MUTED if look == "unseen" else ink])
-    return keys, several
 
 
 # --- parameters -----------------------------------------------------------------------------------
@@ -494,18 +478,17 @@ def _pixels(
 
 
 def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:
-    """Return all elements, of the smallest parameters first, as many as fit: [contributions, grads]."""
+    """Return all elements of the small parameters, if they are few: [contributions, grads]."""
+    small = [p for p in sorted(ledger.exact) if ledger.parameters[p].numel <= 4]
+    numbers = 2 * len(chosen) * sum(ledger.parameters[p].numel for p in small)
+    if numbers > _EXACT_NUMBERS:
+        return {}
     kept: dict[str, Any] = {}
-    room = _EXACT_NUMBERS
-    for p in sorted(ledger.exact, key=lambda p: (ledger.parameters[p].numel, p)):
-        numel = ledger.parameters[p].numel
-        room -= 2 * numel * len(chosen)
-        if numel > 4 or room < 0:
-            break
+    for p in small:
         sides = []
         for values, bit in zip(ledger.exact[p], (CONTRIBUTED, PRESENT), strict=True):
-            known = (ledger.state[chosen, p] & bit).tolist()
-            pairs = zip(values[chosen], known, strict=True)
-            sides.append([plain(row) if there else None for row, there in pairs])
+            is_there = (ledger.state[chosen, p] & bit).tolist()
+            rows = zip(values[chosen], is_there, strict=True)
+            sides.append([plain(row) if there else None for row, there in rows])
         kept[str(p)] = sides
     return kept

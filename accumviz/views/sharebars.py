@@ -48,15 +48,6 @@ class ShareStrip:
             keys.append(Key("unknown share", MUTED, 0.0, "xx"))
         return keys
 
-    def notes(self) -> list[str]:
-        """Name the bars that stand beside each other in one step."""
-        orders = []
-        for _, of_step in self.steps:
-            names = ", ".join(bar.objective for bar in of_step)
-            if len(of_step) > 1 and names not in orders:
-                orders.append(names)
-        return [f"Shares of one step, from the left: {names}." for names in orders[:2]]
-
     def draw(self, canvas: Canvas, columns: EventColumns, top: float) -> None:
         """Draw them, the sum of each at its end where it has room, and a dashed line at 1."""
         low, high = reach(self.bars)

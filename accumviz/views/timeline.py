@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from accumviz.ledger.ledger import Event, Ledger, Parameter, Recorded, recorded
-from accumviz.show import counted
 from accumviz.views import heatmap, style, words
 from accumviz.views.columns import (
     NAMED,
@@ -41,8 +40,8 @@ from accumviz.views.sharebars import TALL, ShareStrip
 _LEFT, _NARROWEST, _TIGHT, _WIDEST = 14.0, 21.0, 13.0, 112.0
 # How tall a lane is: one, two or three, more.
 _LANES = (150.0, 112.0, 88.0)
-# Room beyond the end of a bar for its total; where none is, for "None"; and for nothing.
-_TOTAL, _NONE, _CLEAR = 27.0, 23.0, 15.0
+# Room beyond the ends of bars, for their totals.
+_TOTAL = 27.0
 # From this width on, a column has room for a word.
 _WORDY = 36.0
 # A part that is thinner has no outline: the outlines would be all of it.
@@ -158,11 +157,8 @@ class _Place:
     @classmethod
     def of(cls, lane: Lane, top: float, tall: float) -> _Place:
         """Return the place of a lane, with room for totals beyond the ends of its bars."""
-        # Where no bar is, a "None" stands above the line.
-        over = _TOTAL if lane.high > 0 else _CLEAR if lane.low < 0 else _NONE
-        under = _TOTAL if lane.low < 0 else _CLEAR
-        scale = (tall - over - under) / ((lane.high - lane.low) or 1.0)
-        return cls(top, top + tall, top + over + lane.high * scale, scale)
+        scale = (tall - 2 * _TOTAL) / ((lane.high - lane.low) or 1.0)
+        return cls(top, top + tall, top + _TOTAL + lane.high * scale, scale)
 
     def y(self, value: float) -> float:
         """Return where a value stands."""
@@ -207,7 +203,7 @@ class _Painter:
         y = draw_strips(canvas, columns, strips, y)
         for strip in strips:
             keys += strip.keys()
-        notes = self._notes() + shares.notes()
+        notes = self._notes()
         return canvas.finish(draw_legend(canvas, keys, notes, y + 12) + 6)
 
     def _lane(self, lane: Lane, place: _Place) -> None:
@@ -223,7 +219,7 @@ class _Painter:
         rooms = self._rooms([self._width(text) for text in texts])
         for i, (bar, text) in enumerate(zip(lane.bars, texts, strict=True)):
             if bar.state == "none":
-                self._absent(lane, place, i)
+                self._absent(place, i)
             elif bar.state == "broken":
                 self._broken(place, i, text)
             else:
@@ -302,27 +298,22 @@ class _Painter:
         ground = part.look == "unseen"
         self.canvas.text(x, middle, text, ha="center", color=ink, ground=ground)
 
-    def _absent(self, lane: Lane, place: _Place, i: int) -> None:
+    def _absent(self, place: _Place, i: int) -> None:
         canvas, middle, half = self.canvas, self.columns.middle(i), self.bar / 2
         ends = middle - half, middle + half, place.zero
         canvas.level(*ends, color=MUTED, width=2.2, dash=":", z=3)
         text = "None" if self.columns.width >= _WORDY else "∅"
-        hangs = lane.low < 0 <= -lane.high
-        y = place.zero + (12 if hangs else -12)
+        y = place.zero - 12
         canvas.text(
             middle, y, text, size=11.5, slant="italic", color=MUTED, ha="center"
         )
 
     def _broken(self, place: _Place, i: int, text: str) -> None:
         canvas, middle = self.canvas, self.columns.middle(i)
-        # Below the zero line where that stands so high that it would strike the number through.
-        low = place.zero < place.top + 26
-        top = place.zero + 4 if low else place.top + 26
-        tall = place.bottom - (24 if low else 10) - top
-        box = middle - self.bar / 2, top, self.bar, tall
+        top = place.top + 26
+        box = middle - self.bar / 2, top, self.bar, place.bottom - 10 - top
         canvas.box(*box, edge=INK, hatch="///", line=1.2, z=3)
-        y = place.bottom - 12 if low else place.top + 14
-        canvas.text(middle, y, text, weight="bold", ha="center")
+        canvas.text(middle, place.top + 12, text, weight="bold", ha="center")
 
     def _erased(self, lane: Lane, place: _Place, i: int) -> None:
         """Mark what an event erased before any step used it."""
@@ -330,10 +321,10 @@ class _Painter:
         lost = self.ledger.unconsumed(event).get(lane.name)
         if not lost:
             return
-        what = counted(len(lost), "part")
+        text = "×"
         if len(lost) == 1:
-            what = words.value(self.ledger, lost[0], lane.parameter, "contribution")
-        text = f"× {what}"
+            born = lost[0]
+            text += f" {words.value(self.ledger, born, lane.parameter, 'contribution')}"
         if text_width(text, 11) > self.columns.width:
             text = "×"
         middle = (place.top + place.bottom) / 2
@@ -346,8 +337,10 @@ class _Painter:
         states = {bar.state for bar in bars}
         looks = {part.look for bar in bars for part in bar.parts}
         texts = {look: text for look, (_, _, text) in _LOOKS.items()}
+        if self.ledger.of("sync"):
+            texts["unseen"] = "from other ranks"
         keys = []
-        for text, look, color in part_keys(self.ledger, looks, texts, MUTED):
+        for text, look, color in part_keys(self.colors, looks, texts, MUTED):
             alpha, hatch, _ = _LOOKS[look]
             keys.append(Key(text, color, alpha, hatch))
         keys.append(Key(".grad after the event", INK, kind="total"))

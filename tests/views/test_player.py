@@ -357,6 +357,7 @@ def test_the_page_holds_live_used_and_lost_what_the_ledger_says() -> None:
             members = range(*row.get("in", (data["p"].index(row), data["p"].index(row) + 1)))
             groups += len(members) > 1
             parts = iter(zip(ages, looks, strict=True))
+            assert row["r"][0] == 0, "norms, and None, reach nowhere below zero"
             for e, count in enumerate(n):
                 told = [next(parts) for _ in range(count)]
                 born = [e - age for age, _ in told if age >= 0]
