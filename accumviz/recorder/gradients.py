@@ -84,6 +84,7 @@ class Gradients:
         # The thread that is followed, once a backward of it has reached a leaf; how many others call backward now, and
         # whether they have reached a leaf.
         self.thread: int | None = None
+        self._is_reached = False
         self.others, self.disturbed = 0, False
         self.lock = threading.RLock()
         self.present = bytearray(len(self.tensors))
@@ -242,6 +243,9 @@ class Gradients:
     def finish(self, running: Backward) -> None:
         """Give a backward that is over its numbers, and say which leaves it has reached and changed."""
         self.running = None
+        self._is_reached = self._is_reached or bool(running.reached)
+        if not self._is_reached:
+            self.thread = None  # this one's may train what another recording has
         self._note_hooks(running)
         changed = [i for i in self.update() if i not in running.synced]
         if running.held:
@@ -443,9 +447,15 @@ class Gradients:
         """Take this tensor for that leaf: a module whose weights FSDP has put together has it as a parameter."""
         self._index.setdefault(id(tensor), i)
 
-    def unwatch(self) -> None:
-        """Hold no weak reference to any `.grad`, until the next update."""
-        self._seen = [(tensor, None, 0) for tensor in self.tensors]
+    def let_go(self, tensors: Iterable[Any]) -> list[int]:
+        """Hold no weak reference to these; return the leaves whose `.grad` they are."""
+        ids = {id(tensor) for tensor in tensors}
+        leaves = []
+        for i, (tensor, last, _) in enumerate(self._seen):
+            if last is not None and id(last()) in ids:
+                self._seen[i] = (tensor, None, 0)
+                leaves.append(i)
+        return leaves
 
     def close(self) -> None:
         """Take our hooks away."""
@@ -530,7 +540,6 @@ def _arrives(here: Here, i: int, size: int, grad: torch.Tensor | None) -> None:
             if running is not None:
                 running.state[i] = UNKNOWN
         elif running is not None:
-            gradients.thread = running.thread
             with gradients.lock:
                 _note(gradients, running, i, size, grad)
     except Exception as failure:

@@ -497,9 +497,10 @@ def _is_being_made(frame: FrameType | None) -> bool:
 
 
 def _swapping(call: Call) -> Iterator[None]:
-    notify(call.recordings, "swaps", True)
+    begun = notify(listening, "swap_begins", (*call.args, *call.kwargs.values()))
     yield
-    notify(call.recordings, "swaps", False)
+    for recording, leaves in begun:
+        notify((recording,), "swap_ends", leaves)
 
 
 def _loader_begins(call: Call) -> Iterator[None]:

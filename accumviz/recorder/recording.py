@@ -299,7 +299,9 @@ class Recording:
         self, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Backward | None:
         gradients, thread = self._gradients, get_ident()
-        if gradients.running is not None or gradients.thread not in (None, thread):
+        if gradients.thread is None:
+            gradients.thread = thread
+        if thread != gradients.thread:
             gradients.others += 1
             return None
         within = self._within()
@@ -429,13 +431,13 @@ class Recording:
             label = self._optimizers.names[self._optimizers.meet(owner, frame)]
         self._emit(kind, site, label, details, changed)
 
-    def swaps(self, begins: bool) -> None:
-        """Hold no weak reference while tensors are swapped: torch refuses those to which there are any."""
-        if begins:
-            self._edits()
-            self._gradients.unwatch()
-        else:
-            self._gradients.update()
+    def swap_begins(self, tensors: tuple[Any, ...]) -> list[int]:
+        """Let go of tensors that are swapped: torch refuses those to which there are weak references."""
+        return self._gradients.let_go(tensors)
+
+    def swap_ends(self, leaves: list[int]) -> None:
+        """Take what a swap has made of these leaves' `.grad` for what they had."""
+        self._gradients.update(leaves)
 
     def captures(self, frame: FrameType) -> None:
         """A CUDA graph is being captured: nothing may be read, and nothing has happened yet."""
