@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -90,11 +89,8 @@ def local(tensor: torch.Tensor) -> np.ndarray:
     return plain.detach().numpy().copy()
 
 
-def replicate(hook: bool = False, crossed: bool = False, **options: Any) -> Any:
-    model = DistributedDataParallel(make(crossed), **options)
-    if hook:
-        model.register_comm_hook(None, fp16_compress_hook)
-    return model
+def replicate(crossed: bool = False, **options: Any) -> Any:
+    return DistributedDataParallel(make(crossed), **options)
 
 
 def shard(kind: str) -> Any:
@@ -219,7 +215,6 @@ def test_each_bucket_is_an_event_and_together_they_hold_every_parameter_once() -
             assert sorted(name for e in ours for name in e.details["parameters"]) == sorted(sizes)
             for e in ours:
                 assert e.details["bytes"] == sum(sizes[name] for name in e.details["parameters"])
-                assert "compressed" not in e.details, "a bucket that was found is none that a hook made smaller"
         assert counts[-1] > 1
 
 
@@ -231,12 +226,6 @@ def test_a_mean_over_three_ranks_is_bitwise_that_without_a_recording() -> None:
         for ours, theirs in zip(recorded, plain, strict=True):
             assert ours.keys() == theirs.keys()
             assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
-
-
-def test_with_a_compressing_comm_hook_the_bytes_are_those_that_it_sends(quiet: World) -> None:
-    hooked = av.distribute(run, ranks=RANKS, options={"hook": True})
-    (ours,), (plain,) = syncs(hooked.ledgers[0]), syncs(quiet.ledgers[0])
-    assert ours.details["bytes"] * 2 == plain.details["bytes"]
 
 
 def by_hand(way: str, recorded: bool = True) -> tuple[list[torch.Tensor], Any]:
