@@ -153,13 +153,8 @@ class PageBars:
         self, members: range, norms: np.ndarray, grads: np.ndarray
     ) -> tuple[float, float]:
         """Add a row of parameters with what it was added and what it had, and return how far its bars reach."""
-        stacks = self.stacks[members.start]
+        stacks = self._stacks_of(members)
         signed = len(members) == 1 and words.is_signed(self.ledger, members.start)
-        if len(members) > 1:
-            stacks = []
-            for e in range(len(self.ledger)):
-                every = [self.stacks[p][e] for p in members]
-                stacks.append(together(list(itertools.chain(*every))))
         totals_of = totals(self.ledger, members.start) if signed else grads
         ages, amounts, looks = [], [], ""
         reaches = [(0.0, 0.0)]
@@ -177,6 +172,14 @@ class PageBars:
             column.append(cells)
         lows, highs = zip(*reaches, strict=True)
         return min(lows), max(highs)
+
+    def _stacks_of(self, members: range) -> list[list[Part]]:
+        if len(members) == 1:
+            return self.stacks[members.start]
+        stacks = []
+        for of_event in zip(*(self.stacks[p] for p in members), strict=True):
+            stacks.append(together(list(itertools.chain(*of_event))))
+        return stacks
 
 
 def _factor(amount: float, norm: float) -> float | str:
