@@ -53,7 +53,7 @@ class Arrangement:
         texts = [first_line(self.report)]
         for finding in self.report.findings:
             texts.append(finding.cause)
-        return [*self._shares(), "; ".join(texts)]
+        return [*self._shares(), " ".join(texts)]
 
     def _shares(self) -> list[str]:
         bars, *_ = shares.bars(self.ledger)

@@ -28,6 +28,8 @@ HEIGHT = 190
 # Left of it is room for the rings around the first station, and then for the numbers of the axis.
 _ACROSS = (52.0, 306.0)
 _UP = (162.0, 14.0)
+# Digits of a tick: enough to tell it from its neighbours, too few to show how its step is rounded.
+_DIGITS = 8
 # Points of a curve.
 _FINE = 61
 # Beside a run that comes more than so many times as far as the right ones, these would be a point.
@@ -184,11 +186,13 @@ class Field:
         if below == "step":
             columns = list(filter(float.is_integer, columns))
         elements: list[Element] = []
-        for value, text in zip(columns, _apart(columns), strict=True):
-            at = {"x": _place(value, self.across, _ACROSS), "y": 176}
-            elements.append(["text.av-tickx", at, text])
-        for value, text in zip(rows, _apart(rows), strict=True):
+        for value in columns:
+            x = _place(value, self.across, _ACROSS)
+            text = number(value, _DIGITS)
+            elements.append(["text.av-tickx", {"x": x, "y": 176}, text])
+        for value in rows:
             y = _place(value, self.up, _UP) + 4
+            text = number(value, _DIGITS)
             elements.append(["text.av-ticky", {"x": 40, "y": round(y, 1)}, text])
         end = {"x": 310, "y": 189, "text-anchor": "end"}
         elements += [
@@ -359,16 +363,3 @@ def _round_values(low: float, high: float) -> list[float]:
     first = math.ceil(low / step)
     last = math.floor(high / step)
     return [k * step for k in range(first, last + 1)]
-
-
-def _apart(values: Sequence[float]) -> list[str]:
-    """Write numbers with as many digits as tell them apart.
-
-    >>> _apart([1, 1.5]), _apart([2.0, 2.002, 2.004])
-    (['1', '1.5'], ['2', '2.002', '2.004'])
-    """
-    for digits in range(3, 9):
-        texts = [number(value, digits) for value in values]
-        if len(set(texts)) == len(texts):
-            break
-    return texts
