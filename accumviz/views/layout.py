@@ -133,6 +133,15 @@ def _bar(parts: list[Part], grad: float, *, signed: bool) -> Bar:
     return Bar("whole", grad, tuple(parts), tuple(lengths))
 
 
+def count_parts(ledger: Ledger) -> int:
+    """Return how many parts all bars of all parameters have together, at most."""
+    count = 0
+    for history in ledger.flow.histories:
+        events = int((history.end - history.born).sum())
+        count += len(history.parameters) * events
+    return count
+
+
 class PageBars:
     """The bars of `.grad` as a page has them: row by row, each row's events, and each event's parts.
 

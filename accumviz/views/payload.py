@@ -18,13 +18,20 @@ from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Paramete
 from accumviz.show import encoded, literal
 from accumviz.views import shares, style, words
 from accumviz.views.heat import heat
-from accumviz.views.layout import LOOKS, PageBars, lane_height, one_scale, part_keys
+from accumviz.views.layout import (
+    LOOKS,
+    PageBars,
+    count_parts,
+    lane_height,
+    one_scale,
+    part_keys,
+)
 from accumviz.views.listing import listing
 
 # What is shown at once; beyond, events are thinned, and a note says so.
 MOST_EVENTS, MOST_CELLS = 10_000, 2_000_000
 # Parts of `.grad` are shown of so many rows × events: more would take long to split, and weigh.
-_MOST_BARS = 8000
+_MOST_BARS, _MOST_PARTS = 8000, 20_000
 # So many segments of bars of shares stand on a page; of more, whole steps are left out.
 _MOST_SEGMENTS = 2000
 # Numbers stand in the page as they are up to here; beyond, they are packed and rounded.
@@ -413,6 +420,10 @@ def _add_bars(
     """Return the bars of small ledgers, and add how far they reach, and what events erased unused, to the rows."""
     cells = columns["c"].size
     if not 0 < cells <= _MOST_BARS or cells != len(rows) * len(ledger):
+        return {}
+    if (
+        count_parts(ledger) > _MOST_PARTS
+    ):  # what is never zeroed stays in every later bar
         return {}
     bars = PageBars(ledger)
     norms, grads = (column.reshape(len(rows), -1) for column in columns.values())
