@@ -29,7 +29,8 @@ _MARKS = (
     "adds: what this backward adds to .grad. ×: what an edge multiplies the gradient by."
 )
 # What the marks of bars mean, what hatched ones do, and how to learn more of a few.
-_BARS = "Bars grow from the thin line, zero, the oldest part first. Heavy line: .grad. Dotted line: .grad is None."
+_BARS = "Bars grow from the thin line, zero. Heavy line: .grad. Dotted line: .grad is None."
+_PARTS = " The oldest part comes first."
 _HATCHED = " Hatched: of other ranks, or unrecorded."
 _ASK = "Select a parameter to see what its .grad is made of. "
 _LEFT_OUT = f"The graph of this backward was not kept, or not drawn: only {_MOST_LAYOUTS} of different form are."
@@ -67,7 +68,10 @@ class Player(Displayed):
         backwards = self.ledger.of("backward")
         first = self.graphs.get(backwards[0].index) if backwards else None
         built = first is not None and first.before
-        ask = _ASK if len(told["p"]) == told["count"] else ""
+        bars, ask = _BARS, ""
+        if told["lanes"]:
+            bars += _PARTS
+            ask = _ASK if len(told["p"]) == told["count"] else ""
         data = {
             **told,
             "about": self.words[0],
@@ -76,7 +80,7 @@ class Player(Displayed):
             "of": of,
             "missing": drawn["missing"] if self.graphs else "",
             "before": words.before(built=built),
-            "bars": [_BARS, _HATCHED, ask],
+            "bars": [bars, _HATCHED, ask],
             "marks": _MARKS,
         }
         return data, blob

@@ -359,7 +359,7 @@ def test_every_mark_is_in_a_legend_and_the_link_says_what_it_is(show: Show) -> N
     page = show(opening()).page
     told = " ".join(page.locator(".av-note, .av-marks").all_inner_texts())
     for mark in (
-        "Bars grow from the thin line, zero, the oldest part first",
+        "Bars grow from the thin line, zero. Heavy line",
         "Heavy line: .grad",
         "Dotted line: .grad is None",
         "adds: what this backward adds to .grad",
