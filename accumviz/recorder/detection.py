@@ -202,11 +202,6 @@ class Detector:
                 return recording.start()
             except FileExistsError:
                 self._number += 1
-            except OSError as error:
-                self._note(
-                    f"no file could be written ({error}), so the recording was held in memory, and is gone now"
-                )
-                self._path = None
 
     def _place(self) -> Path | None:
         if self._path is None:

@@ -376,8 +376,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 class _Replica:
     """A model that DDP replicates: its leaves, and whether a forward has armed its all-reduce.
 
-    `armed` is None before the first forward; `line` is that of the last one that counted. `spent` says that a backward
-    has used it since.
+    `armed` is None before the first forward; `line` is that of the last one that counted.
     """
 
     def __init__(self, module: Any, index: dict[int, int]) -> None:
@@ -391,7 +390,6 @@ class _Replica:
                 self.leaves.insert(0, index[id(tensor)])
         self.armed: bool | None = None
         self.line = 0
-        self.spent = False
 
     @property
     def hooked(self) -> bool:
@@ -459,7 +457,6 @@ class Collectives:
                 # What is armed stays so until a backward.
                 if wanted or not replica.armed:
                     replica.armed = wanted
-                    replica.spent = False
                     replica.line = self._sites.find(frame).line
 
     def describe(self, running: Backward) -> None:
@@ -478,8 +475,6 @@ class Collectives:
         details["armed_line"] = first.line
         flags = [each.module.require_backward_grad_sync for each in concerned]
         details["no_sync"] = not all(flags)
-        if first.spent:
-            details["spent"] = True
 
     def hook(self) -> None:
         """Hook those of the leaves that are taken away which exist by now."""
@@ -688,7 +683,7 @@ class Collectives:
         leaves = self._leaves
         present = bytearray(running.present)
         self._read_pieces(running)
-        self._spend(running)
+        self._disarm(running)
         for i in running.synced:
             if i not in running.reached:
                 present[i] = running.had[i]
@@ -703,9 +698,8 @@ class Collectives:
             row.present = bytes(present)
             self._rows.finish(row)
 
-    def _spend(self, running: Any) -> None:
-        """Note which replicas a backward has synchronised: a forward has to arm them again."""
+    def _disarm(self, running: Any) -> None:
+        """Disarm the replicas that a backward has synchronised: a forward has to arm them again."""
         for replica in self.replicas:
             if not running.synced.isdisjoint(replica.leaves):
                 replica.armed = False
-                replica.spent = True

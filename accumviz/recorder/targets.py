@@ -68,9 +68,9 @@ def _distinct(name: str, taken: Container[str]) -> str:
 class Optimizers:
     """Optimizers in the order in which they were met.
 
-    An optimizer and what wraps it are one: they share the very list of groups, or one holds the
-    other and steps the same parameters. None is held: a loop may make a new one, with a state of
-    the model's size, for each epoch. `owned` gives the numbers of the leaves that an optimizer has.
+    An optimizer and what wraps it are one, as far as they share the list of groups. None is held:
+    a loop may make a new one, with a state of the model's size, for each epoch. `owned` gives the
+    numbers of the leaves that an optimizer has.
     """
 
     def __init__(self, owned: Callable[[Any], list[int]]) -> None:
@@ -78,8 +78,6 @@ class Optimizers:
         self.settings: list[dict[str, Any]] = []
         # Of each, the leaves that it had when it was last seen.
         self._leaves: list[list[int]] = []
-        # Of each, how many parameters it had that are not recorded, when it was met.
-        self._others: list[int] = []
         self._owned = owned
         # Every object met, the wrapped ones too, by id: how to get it, and its number.
         self._met: dict[int, tuple[Callable[[], Any], int]] = {}
@@ -94,7 +92,6 @@ class Optimizers:
             name = called(optimizer, frame)
             self.names.append(_distinct(name, self.names))
             self._leaves.append(self._owned(optimizer))
-            self._others.append(self._unrecorded(optimizer))
             self.settings.append(settings(optimizer))
         self._met[id(optimizer)] = weakref.ref(optimizer), index
         return index
@@ -117,18 +114,6 @@ class Optimizers:
             if optimizer is not None:
                 self._leaves[index] = self._owned(optimizer)
         return self._leaves
-
-    def grown(self) -> Iterator[str]:
-        """Yield the names of those that have got parameters since they were met, of which nothing is recorded."""
-        for alive, index in self._met.values():
-            optimizer = alive()
-            if optimizer is None:
-                continue
-            if self._unrecorded(optimizer) > self._others[index]:
-                yield self.names[index]
-
-    def _unrecorded(self, optimizer: Any) -> int:
-        return len(list(parameters(optimizer))) - len(self._owned(optimizer))
 
     def forget(self) -> None:
         """Forget which optimizers there were; their names stay."""
@@ -170,19 +155,9 @@ def settings(optimizer: Any) -> dict[str, Any]:
 
 
 def _are_one(first: Any, second: Any) -> bool:
-    """Return whether one of two optimizers wraps the other."""
+    """Return whether one of two optimizers wraps the other, and shares its groups."""
     groups = getattr(first, "param_groups", None)
-    if groups is not None and groups is getattr(second, "param_groups", None):
-        return True
-    return _wraps(first, second) or _wraps(second, first)
-
-
-def _wraps(outer: Any, inner: Any) -> bool:
-    inside = getattr(outer, "__dict__", {})
-    if all(value is not inner for value in inside.values()):
-        return False
-    owned = {id(p) for p in parameters(outer)}
-    return not owned.isdisjoint(id(p) for p in parameters(inner))
+    return groups is not None and groups is getattr(second, "param_groups", None)
 
 
 # --- what is recorded --------------------------------------------------------------------------

@@ -29,7 +29,9 @@ _MARKS = (
     "adds: what this backward adds to .grad. ×: what an edge multiplies the gradient by."
 )
 # What the marks of bars mean, what hatched ones do, and how to learn more of a few.
-_BARS = "Bars grow from the thin line, zero. Heavy line: .grad. Dotted line: .grad is None."
+_BARS = (
+    "Bars grow from the thin line, zero. Heavy line: .grad. Dotted line: .grad is None."
+)
 _PARTS = " The oldest part comes first."
 _HATCHED = " Hatched: of other ranks, or unrecorded."
 _ASK = "Select a parameter to see what its .grad is made of. "
