@@ -37,7 +37,7 @@ VIEW = re.compile(
     re.DOTALL,
 )
 CARD = re.compile(
-    r'<g class="av-[\w -]*">(?:(?!</g>).)*?<text class="av-title"[^>]*>(?P<title>[^<]*)</text>', re.DOTALL
+    r'<g class="av-[\w -]*"[^>]*>(?:(?!</g>).)*?<text class="av-title"[^>]*>(?P<title>[^<]*)</text>', re.DOTALL
 )
 STYLE = """<style>
 .av-at { background: color-mix(in srgb, var(--pst-color-primary, #0072b2) 9%, transparent); border-radius: 0.2rem;
