@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,23 @@ def marked(text: str, *, veiled: bool = False) -> str:
 
 def _veil(text: str) -> str:
     return "".join(f"&#{ord(char)};" for char in text)
+
+
+def table(
+    heads: Iterable[str], rows: Iterable[Iterable[str]], caption: str = ""
+) -> str:
+    """Write a table of texts as HTML.
+
+    >>> table(["k"], [["1"]])
+    '<table><thead><tr><th scope="col">k</th></tr></thead><tbody><tr><td>1</td></tr></tbody></table>'
+    """
+    above = f"<caption>{escape(caption)}</caption>" if caption else ""
+    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
+    body = ""
+    for row in rows:
+        cells = "".join(f"<td>{escape(text)}</td>" for text in row)
+        body += f"<tr>{cells}</tr>"
+    return f"<table>{above}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def plural(count: int, noun: str) -> str:

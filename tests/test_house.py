@@ -27,7 +27,6 @@ RECORDER = (
 )
 TEACHING_WITH_TORCH = {
     "accumviz.book.distribute",
-    "accumviz.book.gan",
     "accumviz.book.loops",
 }
 # Above everything, the recorder included: they run, or stand around, what the user trains.

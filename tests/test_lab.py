@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import accumviz as av
-from accumviz.book.gan import GAN
-from accumviz.book.lab import LOOPS, Arrangement, Lab
-from accumviz.book.loops import ACCUMULATION, INPUTS, Loop
+from accumviz.book.lab import Arrangement, Lab
+from accumviz.book.loops import INPUTS, LOOPS, Loop
 from accumviz.views.payload import encode, ledger_data
 from tests.conftest import ROOT
 
@@ -164,7 +163,7 @@ def changes(loop: Loop) -> set[tuple[str, str]]:
 
 
 def test_one_change_has_the_report_that_a_person_expects(lab: Lab) -> None:
-    assert changes(ACCUMULATION) == set(ONE_CHANGE)
+    assert changes(LOOPS["accumulation"]) == set(ONE_CHANGE)
     for (name, value), rule in ONE_CHANGE.items():
         report = lab.check(**{name: value})
         assert [finding.rule for finding in report.findings] == ([rule] if rule else []), (name, value)
@@ -208,7 +207,7 @@ ONE_CHANGE_OF_TWO = {
 
 def test_one_change_of_two_players_has_the_report_that_a_person_expects() -> None:
     lab = shown("gan")
-    assert changes(GAN) == set(ONE_CHANGE_OF_TWO)
+    assert changes(LOOPS["gan"]) == set(ONE_CHANGE_OF_TWO)
     for (name, value), rule in ONE_CHANGE_OF_TWO.items():
         mistakes = [finding for finding in lab.check(**{name: value}).findings if finding.severity != "note"]
         assert {finding.rule for finding in mistakes} == ({rule} if rule else set()), (name, value)

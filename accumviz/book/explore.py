@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from accumviz import arguments
 from accumviz.book import runs, weights
 from accumviz.checks.check import check
 from accumviz.ledger.ledger import Ledger, ledger_of
-from accumviz.show import Displayed, counted, literal
+from accumviz.show import Displayed, counted, literal, table
 from accumviz.views import style
 from accumviz.views.payload import encode, identity
 from accumviz.views.player import Player, assets, fragment, play
@@ -28,18 +27,27 @@ Choices = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class Run:
-    """One run of an experiment: what was recorded, or what was raised and, as `error`, that in one sentence."""
+    """One run of an experiment: what was recorded, or what was raised."""
 
     choice: Mapping[str, Any]
     player: Player | None = None
     figures: Sequence[tuple[str, str]] = ()
     failure: Exception | None = None
-    error: str = ""
 
     @property
     def ledger(self) -> Ledger | None:
         """What was recorded; None if the run raised."""
         return None if self.player is None else self.player.ledger
+
+    @property
+    def error(self) -> str:
+        """What was raised, and by which line."""
+        text = literal(str(self.failure).partition("\n")[0])
+        error = f"{type(self.failure).__name__}: {text}"
+        if self.failure is not None and self.failure.__traceback__ is not None:
+            last = traceback.extract_tb(self.failure.__traceback__)[-1]
+            error += f" (raised by: {literal(last.line)})" if last.line else ""
+        return error
 
     @cached_property
     def right(self) -> bool:
@@ -112,10 +120,14 @@ class Explorer(Displayed):
     @cached_property
     def _scale(self) -> runs.CommonScale:
         """The scale of all runs: bars more than three times as long as the right runs' are torn off."""
-        shown = [run for run in self.runs if run.player is not None]
-        pages = {id(run): run.player.content[0] for run in shown if run.player}
-        right = [pages[id(run)] for run in shown if run.right]
-        return runs.common_scale(list(pages.values()), right)
+        pages = []
+        right = []
+        for run in self.runs:
+            if run.player is not None:
+                page = run.player.content[0]
+                pages.append(page)
+                right += [page] if run.right else []
+        return runs.common_scale(pages, right)
 
     @cached_property
     def content(self) -> tuple[dict[str, Any], bytes]:
@@ -190,16 +202,11 @@ class Explorer(Displayed):
         return rows
 
     def _table(self) -> str:
-        head, *rows = self._rows()
-        heads = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in head)
-        body = ""
-        for row in rows:
-            cells = "".join(f"<td>{html.escape(text)}</td>" for text in row)
-            body += f"<tr>{cells}</tr>"
+        heads, *rows = self._rows()
         return (
             f'<details class="av-words" open><summary>All {counted(len(rows), "run")} in a table</summary>'
             '<div class="av-runs" tabindex="0" role="group" aria-label="all runs, scrollable">'
-            f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div></details>\n"
+            f"{table(heads, rows)}</div></details>\n"
         )
 
     @property
@@ -325,11 +332,7 @@ def record_run(experiment: Callable[..., Any], choice: Mapping[str, Any]) -> Run
     except Exception as failure:
         # What the experiment held need not stay alive until the page is made.
         traceback.clear_frames(failure.__traceback__)
-        text = literal(str(failure).partition("\n")[0])
-        line = literal(traceback.extract_tb(failure.__traceback__)[-1].line or "")
-        raised = f" (raised by: {line})" if line else ""
-        error = f"{type(failure).__name__}: {text}{raised}"
-        return Run(choice, failure=failure, error=error)
+        return Run(choice, failure=failure)
     recording: Any = result
     figures: Any = {}
     if isinstance(result, tuple) and len(result) == 2:

@@ -12,8 +12,7 @@ from typing import Any
 
 from accumviz import arguments
 from accumviz.book import weights
-from accumviz.book.gan import GAN
-from accumviz.book.loops import ACCUMULATION, Axis, Choice, Loop, LoopLine
+from accumviz.book.loops import LOOPS, Axis, Choice, Loop, LoopLine
 from accumviz.checks.report import Finding, Report, told
 from accumviz.ledger.ledger import Ledger
 from accumviz.show import Displayed, counted, literal
@@ -24,7 +23,6 @@ from accumviz.views.report import first_line
 
 # A name of its own: what the events of an arrangement show is the text that ran, not a file's.
 _FILE = "loop.py"
-LOOPS = {"accumulation": ACCUMULATION, "gan": GAN}
 # What is told of a run in parts, so that runs which differ in one part share the others.
 _IN_PARTS = ("e", "lanes", "report", "shares", "weights")
 

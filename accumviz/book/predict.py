@@ -205,20 +205,19 @@ def _reasons(
     reasons: list[tuple[Value, str]] = []
     for key, text in because.items():
         value = _value(key, "a key of because")
-        wrong = ""
         if _same(value, answer, tolerance):
-            wrong = (
-                f"but that is the right answer (recorded: {_text(answer)}); "
+            raise ValueError(
+                f"because has the key {key!r}, but that is the right answer (recorded: {_text(answer)}); "
                 "`why` explains the right one"
             )
-        elif offered and not _among(value, offered, tolerance):
-            wrong = f"which is no choice: {', '.join(map(_text, offered))}"
-        elif not offered and isinstance(value, (bool, str)):
-            wrong = "but the answer is a number or None"
-        elif _among(value, [earlier for earlier, _ in reasons], tolerance):
-            wrong = f"and another key within the tolerance of {tolerance:g}; keep one"
-        if wrong:
-            raise ValueError(f"because has the key {key!r}, {wrong}")
+        can_be_given = not isinstance(value, (bool, str))
+        if offered:
+            can_be_given = _among(value, offered, tolerance)
+        earlier = [one for one, _ in reasons]
+        if not can_be_given or _among(value, earlier, tolerance):
+            raise ValueError(
+                f"because has the key {key!r}; expected each wrong answer once, as it can be given"
+            )
         reasons.append((value, text))
     return tuple(reasons)
 

@@ -37,19 +37,14 @@ def figures(ledger: Ledger) -> list[tuple[str, str]]:
     """
     steps = _steps(ledger)
     backwards = ledger.of("backward")
-    shown = [
-        ("backwards", f"{len(backwards):,}"),
-        ("steps", f"{len(steps):,}"),
-    ]
+    shown = [("backwards", f"{len(backwards):,}"), ("steps", f"{len(steps):,}")]
     saved = _most(event.saved_before for event in ledger)
     if saved >= 0:
         shown.append(("saved by one graph, at most", style.size(saved)))
-    if ledger.parameters and steps:
-        last = _gradient(ledger, steps[-1])
-        shown.append(("gradient of the last step", last))
-    elif ledger.parameters and len(ledger):
-        last = _gradient(ledger, ledger[-1])
-        shown.append(("gradient at the end", last))
+    if ledger.parameters and len(ledger):
+        name = "gradient of the last step" if steps else "gradient at the end"
+        last = steps[-1] if steps else ledger[-1]
+        shown.append((name, _gradient(ledger, last)))
     return shown
 
 

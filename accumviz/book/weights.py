@@ -32,7 +32,7 @@ _UP = (162.0, 14.0)
 _DIGITS = 8
 # Points of a curve.
 _FINE = 61
-# Beside a run that comes more than so many times as far as the right ones, these would be a point.
+# Beside what is more than so many times as far away as the right runs come, these would be a point.
 _LONG = 2.0
 
 
@@ -251,29 +251,26 @@ def field(
 
 
 def _range(paths: Sequence[WeightPath], right: Sequence[WeightPath], i: int) -> Range:
-    """Return an element's lowest and highest value; a run that runs away is left out, so that the others are seen."""
-    values = np.concatenate([one.points[:, i] for one in paths])
-    values = values[np.isfinite(values)]
+    """Return an element's lowest and highest value; what runs away is left out, so that the others are seen."""
+    values = _finite(paths, i)
     if not values.size:
         return -1.0, 1.0
     begin = float(values[0])
-    reaches = [_reach(one.points[:, i], begin) for one in paths]
-    limit = _LONG * max((_reach(one.points[:, i], begin) for one in right), default=0.0)
-    most = max(reach for reach in reaches if reach <= (limit or math.inf))
-    low = max(float(values.min()), begin - most)
-    high = min(float(values.max()), begin + most)
+    reach = np.abs(_finite(right, i) - begin).max(initial=0.0)
+    if reach:
+        values = values[np.abs(values - begin) <= _LONG * reach]
+    low = float(values.min())
+    high = float(values.max())
     margin = 0.12 * (high - low) or 0.5 * abs(begin) or 1.0
     return low - margin, high + margin
 
 
-def _reach(values: np.ndarray, begin: float) -> float:
-    """Return how far from the beginning a path comes.
-
-    >>> _reach(np.array([1.0, 1.5, math.nan, 0.0]), 1.0)
-    1.0
-    """
-    moved = np.abs(values[np.isfinite(values)] - begin)
-    return float(moved.max(initial=0.0))
+def _finite(paths: Sequence[WeightPath], i: int) -> np.ndarray:
+    """Return all values of an element that are finite."""
+    columns = [one.points[:, i] for one in paths]
+    values: np.ndarray = np.concatenate([np.zeros(0), *columns])
+    values = values[np.isfinite(values)]
+    return values
 
 
 # --- the loss ------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections import Counter
 
 from accumviz.checks.compare import Comparison, error, place
 from accumviz.checks.report import Finding, Report, told
-from accumviz.show import counted, escape, literal, marked
+from accumviz.show import counted, escape, literal, marked, table
 from accumviz.views import style
 
 _CSS = """
@@ -107,22 +107,11 @@ def comparison_html(comparison: Comparison) -> str:
             parts.append(f"<p><code>{escape(place(event))}</code></p>")
     steps = [(str(p.a), str(p.b), error(p)) for p in comparison.steps[:100]]
     heads = ("event of a", "event of b", "relative error")
-    parts.append(_table("The steps", heads, steps))
+    parts.append(table(heads, steps, "The steps"))
     if comparison.first is not None:
         heads = ("share", "parameter", "its error")
-        parts.append(_table("Of it, by parameter", heads, comparison.by_parameter()))
+        parts.append(table(heads, comparison.by_parameter(), "Of it, by parameter"))
     for note in comparison.notes:
         parts.append(f"<p>Note: {marked(note)}</p>")
     content = "".join(parts)
     return f'<div class="accumviz av-comparison"><style>{style.CSS}{_CSS}</style>{content}</div>'
-
-
-def _table(
-    caption: str, heads: tuple[str, ...], rows: list[tuple[str, str, str]]
-) -> str:
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
-    body = ""
-    for row in rows:
-        cells = "".join(f"<td>{escape(text)}</td>" for text in row)
-        body += f"<tr>{cells}</tr>"
-    return f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -72,7 +72,7 @@ def test_an_experiment_that_raises_is_shown_at_its_choice_and_the_others_work() 
         return toy(k)
 
     explorer = explore(experiment, k=[1, 2, 4])
-    assert [bool(run.error) for run in explorer.runs] == [False, True, False]
+    assert [run.failure is not None for run in explorer.runs] == [False, True, False]
     assert explorer.runs[1].error.startswith("ValueError: no </script>")
     assert "raised by: raise ValueError" in explorer.runs[1].error
     assert "1 of which raised" in repr(explorer)
