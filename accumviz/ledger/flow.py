@@ -63,8 +63,8 @@ class Backwards(Sequence[int]):
         return len(self._events)
 
     def __getitem__(self, index: Any) -> Any:
-        found = self._events[index].tolist()
-        return tuple(found) if isinstance(index, slice) else found
+        events = self._events[index].tolist()
+        return tuple(events) if isinstance(index, slice) else events
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._events.tolist())
@@ -134,21 +134,29 @@ class _Change:
 
     def __init__(self, ledger: Arrays, event: int, changed: np.ndarray) -> None:
         events = ledger.columns
+        kind = events.column("kind")[event]
+        details = events.column("details")[event]
         self.ledger = ledger
         self.event = event
-        self.kind = events.tables["kind"][events.column("kind")[event]]
-        self.details = events.details[events.column("details")[event]]
+        self.kind = events.tables["kind"][kind]
+        self.details = events.details[details]
         self.changed = changed
         after = ledger.grad[event].astype(float)
-        before = ledger.grad[event - 1] if event else np.full(after.shape, np.nan)
+        before = np.full(after.shape, np.nan)
+        if event:
+            before = ledger.grad[event - 1].astype(float)
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             ratio = after / before
-        meaningful = changed & np.isfinite(ratio) & (ratio > 0)
+        meaningful = changed & np.isfinite(ratio)
+        meaningful &= ratio > 0
         self.ratio = np.where(meaningful, ratio, np.nan)
-        self.remains = changed & (after != 0) & (ledger.state[event] & PRESENT > 0)
-        dtypes = {ledger.parameters[p].dtype for p in np.flatnonzero(changed).tolist()}
-        is_half = dtypes & {"float16", "bfloat16"}
-        self.tolerance = SAME_IN_HALF if is_half else SAME
+        present = ledger.state[event] & PRESENT
+        self.remains = changed & (after != 0)
+        self.remains &= present > 0
+        self.tolerance = SAME
+        for p in np.flatnonzero(changed).tolist():
+            if ledger.parameters[p].dtype in ("float16", "bfloat16"):
+                self.tolerance = SAME_IN_HALF
 
     def number(self, name: str) -> float:
         """Return a number of the event's details, NaN where it is none."""
@@ -160,35 +168,35 @@ class _Change:
         if not ratios.size:
             return math.nan
         mean = float(ratios.mean())
-        return mean if np.ptp(ratios) <= self.tolerance * mean else math.nan
+        is_one = np.ptp(ratios) <= self.tolerance * mean
+        return mean if is_one else math.nan
 
     def multiplies(self, factor: float) -> bool:
         """Return whether every element was multiplied by this factor.
 
         Kept elements show it. Where only norms are kept, those of several parameters have to agree.
         """
-        changed = np.flatnonzero(self.remains).tolist()
-        kept = [p for p in changed if p in self.ledger.exact]
-        for p in kept:
-            grad = self.ledger.exact[p][1]
-            expected = grad[self.event - 1] * factor
-            # Small elements may be lost to rounding beside large ones.
-            most = self.tolerance * np.abs(expected).max(initial=0)
-            with np.errstate(invalid="ignore"):
-                apart = np.abs(grad[self.event] - expected)
-            if not (apart <= most).all():
-                return False
-        return bool(kept) or len(changed) > 1
+        remaining = np.flatnonzero(self.remains).tolist()
+        kept = [p for p in remaining if p in self.ledger.exact]
+        if not kept:
+            return len(remaining) > 1
+        return all(self._multiplies_elements(p, factor) for p in kept)
+
+    def _multiplies_elements(self, parameter: int, factor: float) -> bool:
+        _, grad = self.ledger.exact[parameter]
+        expected = grad[self.event - 1] * factor
+        # Small elements may be lost to rounding beside large ones.
+        largest = np.abs(expected).max(initial=0)
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(grad[self.event] - expected)
+        agrees = apart <= self.tolerance * largest
+        return bool(agrees.all())
 
 
 def scaling(ledger: Arrays) -> Scaling:
     """Return the events of a ledger that scale `.grad`, each with its factor."""
-    events = ledger.columns
-    # A fused optimizer unscales what it reads, and leaves it unscaled.
-    fused = events.where("kind", "step") & (events.detail("amp_scale", 0.0) > 0)
-    scales = events.where("kind", "clip", "unscale", "edit") | (fused & ~events.skipped)
-    scales |= events.where("kind", "sync") & ~scatters(events)
     changed = ledger.state & CHANGED > 0
+    scales = _scales(ledger.columns)
     at = np.flatnonzero(scales & changed.any(axis=1))
     changed = changed[at]
     factors = []
@@ -200,8 +208,27 @@ def scaling(ledger: Arrays) -> Scaling:
             changed[row] &= change.ratio != 1
         elif change.kind == "edit":
             changed[row] = change.remains
-    by, kind, ranks, reason = np.array(factors, float).reshape(-1, 4).T
-    return Scaling(at, kind.astype(int), by, ranks, reason.astype(int), changed)
+    columns = np.array(factors, float).reshape(-1, len(_Factor._fields))
+    factor_of, kind, ranks, reason = columns.T
+    return Scaling(
+        at,
+        kind.astype(int),
+        factor_of,
+        ranks,
+        reason.astype(int),
+        changed,
+    )
+
+
+def _scales(events: Events) -> np.ndarray:
+    """Mark the events that may scale what is in `.grad`."""
+    # A fused optimizer unscales what it reads, and leaves it unscaled.
+    unscales = events.detail("amp_scale", 0.0) > 0
+    fused = events.where("kind", "step") & unscales & ~events.skipped
+    synced = events.where("kind", "sync") & ~scatters(events)
+    changes = events.where("kind", "clip", "unscale", "edit")
+    scales: np.ndarray = changes | fused | synced
+    return scales
 
 
 def _factor(change: _Change) -> _Factor:
@@ -209,21 +236,27 @@ def _factor(change: _Change) -> _Factor:
         return _of_sync(change)
     if change.kind == "clip":
         return _of_clip(change)
-    ratio = change.one_ratio()
     if change.kind == "edit":
-        if math.isnan(ratio) or not change.multiplies(ratio):
-            return _Factor(reason=BY_HAND)
-        return _Factor(ratio)
-    return _read(1 / (change.number("amp_scale") or math.nan), ratio, _SCALER)
+        return _of_edit(change)
+    scale = change.number("amp_scale") or math.nan
+    return _read(1 / scale, change.one_ratio(), _SCALER)
+
+
+def _of_edit(change: _Change) -> _Factor:
+    ratio = change.one_ratio()
+    if math.isnan(ratio) or not change.multiplies(ratio):
+        return _Factor(reason=BY_HAND)
+    return _Factor(ratio)
 
 
 def _of_sync(change: _Change) -> _Factor:
-    within_backward = change.ledger.columns.where("within", "backward")[change.event]
+    within_backward = change.ledger.columns.where("within", "backward")
+    averages = "reduction" not in change.details
+    averages &= within_backward[change.event]
     ranks = change.number("ranks")
-    averages = within_backward and "reduction" not in change.details
-    if not averages or not 1 <= ranks < math.inf:
-        return _Factor(reason=REDUCED)
-    return _Factor(ranks=ranks)
+    if averages and 1 <= ranks < math.inf:
+        return _Factor(ranks=ranks)
+    return _Factor(reason=REDUCED)
 
 
 def _of_clip(change: _Change) -> _Factor:
@@ -231,10 +264,13 @@ def _of_clip(change: _Change) -> _Factor:
         return _Factor(kind=_CLIP, reason=BY_VALUE)
     norm = change.number("total_norm")
     limit = change.number("max_norm")
-    expected = min(1.0, limit / (norm + 1e-6)) if norm >= 0 else math.nan
+    expected = math.nan
+    if norm >= 0:
+        expected = min(1.0, limit / (norm + 1e-6))
     ratio = change.one_ratio()
     agrees = abs(expected - ratio) <= SAME_IN_HALF * ratio
-    if not agrees and not np.isnan(change.ratio).all():
+    says_nothing = np.isnan(change.ratio).all()
+    if not agrees and not says_nothing:
         expected = math.nan
     return _read(expected, ratio, _CLIP)
 
@@ -265,8 +301,10 @@ class Product(NamedTuple):
     def coefficient(self) -> np.ndarray:
         """All of them together, NaN where that is unknown."""
         with np.errstate(over="ignore", invalid="ignore"):
-            product = self.by_hand * self.clipped * self.unscaled * self.averaged
-        coefficient: np.ndarray = np.where(self.reason > 0, np.nan, product)
+            product = self.by_hand * self.clipped
+            product = product * self.unscaled * self.averaged
+        unknown = self.reason > 0
+        coefficient: np.ndarray = np.where(unknown, np.nan, product)
         return coefficient
 
 
@@ -275,16 +313,20 @@ class Factors:
 
     def __init__(self, every: Scaling, parameter: int) -> None:
         mine = np.flatnonzero(every.changed[:, parameter])
+        kind = every.kind[mine]
+        ranks = every.ranks[mine]
         reason = every.reason[mine]
+        factor = np.where(reason > 0, 1.0, every.factor[mine])
+        # The first column is that of "no event yet".
         logarithms = np.zeros((3, mine.size + 1))
-        of_known = np.log(np.where(reason > 0, 1.0, every.factor[mine]))
-        logarithms[every.kind[mine], np.arange(mine.size) + 1] = of_known
+        column = np.arange(mine.size) + 1
+        logarithms[kind, column] = np.log(factor)
         self._events = every.events[mine]
         self._sums = np.cumsum(logarithms, axis=1)
-        self._last_average = _last(every.ranks[mine] > 0)
+        self._last_average = _last(ranks > 0)
         self._last_unknown = _last(reason > 0)
         # The last place of these is that of "none", -1.
-        self._ranks = np.append(every.ranks[mine], 1.0)
+        self._ranks = np.append(ranks, 1.0)
         self._reason = np.append(reason, 0)
 
     def between(self, start: np.ndarray, stop: np.ndarray) -> Product:
@@ -293,18 +335,24 @@ class Factors:
         after = np.searchsorted(self._events, stop, side="right")
         average = self._last_average[after]
         unknown = self._last_unknown[after]
-        by_hand, clipped, unscaled = np.exp(
-            self._sums[:, after] - self._sums[:, before]
+        sums = self._sums[:, after] - self._sums[:, before]
+        by_hand, clipped, unscaled = np.exp(sums)
+        share_of_rank = 1 / self._ranks[average]
+        return Product(
+            by_hand,
+            clipped,
+            unscaled,
+            averaged=np.where(average >= before, share_of_rank, 1.0),
+            reason=np.where(unknown >= before, self._reason[unknown], 0),
         )
-        averaged = np.where(average >= before, 1 / self._ranks[average], 1.0)
-        reason = np.where(unknown >= before, self._reason[unknown], 0)
-        return Product(by_hand, clipped, unscaled, averaged, reason)
 
 
 def _last(marked: np.ndarray) -> np.ndarray:
     """Return, for the first 0, 1, … places, which of them is the last that is marked; -1 for none."""
-    places = np.where(marked, np.arange(marked.size), -1)
-    return np.append(-1, np.maximum.accumulate(places)).astype(np.int64)
+    places = np.arange(marked.size)
+    places = np.where(marked, places, -1)
+    last = np.append(-1, np.maximum.accumulate(places))
+    return last.astype(np.int64)
 
 
 # --- what became of each contribution -------------------------------------------------------------
@@ -332,37 +380,51 @@ class History(NamedTuple):
         return () if self.shard is not None else self.optimizers
 
 
-class Passage(NamedTuple):
-    """The contributions of backwards to parameters of equal history, on their way to the steps that read them.
+class _Alike(NamedTuple):
+    """Parameters of the same optimizers and the same shard to which the same happened."""
 
-    `entered` is the event at which each came into the `.grad` that steps read, `end` the one that erased it there,
-    `consumed` the first step that used it (-1: none), `steps` how many did. `factors` are those of that `.grad`; of
-    what was scattered to it, `ranks` is over how many ranks it was averaged on the way (NaN: not known).
+    optimizers: tuple[int, ...]
+    shard: int | None
+    parameters: list[int]
+
+
+class Passage(NamedTuple):
+    """Contributions of backwards to the `.grad` of one history, on their way to the steps that read them.
+
+    Steps read them in the `.grad` of the history `read`: the same, or that of the shard to which they are scattered.
+    `entered` is the event at which each came there, `end` the one that erased it there, `consumed` the first step
+    that used it (-1: none), `steps` how many did. `ranks` is over how many ranks it was averaged on the way to the
+    shard (NaN: not known).
     """
 
-    parameters: np.ndarray
-    optimizers: tuple[int, ...]
+    history: History
+    read: History
     backward: np.ndarray
     entered: np.ndarray
     end: np.ndarray
+    ranks: np.ndarray
     consumed: np.ndarray
     steps: np.ndarray
-    factors: Factors
-    ranks: np.ndarray
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether steps read the contributions in another `.grad` than backwards add them to."""
+        return self.read is not self.history
 
     @property
     def cells(self) -> tuple[np.ndarray, ...]:
         """Their places in arrays of events × parameters."""
-        return np.ix_(self.backward, self.parameters)
+        return np.ix_(self.backward, self.history.parameters)
 
     def until(self, which: np.ndarray, stop: np.ndarray) -> Product:
         """Return what happened to the contributions at these places until events, each until its own."""
-        product = self.factors.between(self.entered[which], stop)
+        entered = self.entered[which]
+        product = self.read.factors.between(entered, stop)
         ranks = self.ranks[which]
-        unknown = np.isnan(ranks) & (product.reason == 0)
+        is_first_reason = np.isnan(ranks) & (product.reason == 0)
         return product._replace(
             averaged=np.fmin(product.averaged, 1 / ranks),
-            reason=np.where(unknown, REDUCED, product.reason),
+            reason=np.where(is_first_reason, REDUCED, product.reason),
         )
 
 
@@ -380,41 +442,55 @@ class Flow:
         self.in_closure = self._backward & (around >= 0)
         self._last_reader = _last_readers(self.events, around, self.in_closure)
         self.histories = list(self._histories())
-        self.of = {p: one for one in self.histories for p in one.parameters.tolist()}
+        self.of: dict[int, History] = {}
+        for history in self.histories:
+            self.of |= dict.fromkeys(history.parameters.tolist(), history)
 
     def _histories(self) -> Iterator[History]:
-        ledger = self.ledger
-        contributed = np.asfortranarray(ledger.state & CONTRIBUTED > 0)
-        gone = np.asfortranarray(_gone(ledger))
-        columns = {parameter.name: p for p, parameter in enumerate(ledger.parameters)}
-        alike: dict[tuple[Any, ...], list[int]] = {}
-        for p, parameter in enumerate(ledger.parameters):
-            shard = columns.get(parameter.unsharded_of)
-            same: list[Any] = [parameter.optimizers, shard]
-            for each in (contributed, gone, self.scaling.changed):
-                same.append(np.packbits(each[:, p]).tobytes())
-            alike.setdefault(tuple(same), []).append(p)
-        for (optimizers, shard, *_), parameters in alike.items():
-            first = parameters[0]
+        contributed = np.asfortranarray(self.ledger.state & CONTRIBUTED > 0)
+        gone = np.asfortranarray(_gone(self.ledger))
+        for alike in self._alike(contributed, gone, self.scaling.changed):
+            first = alike.parameters[0]
             born = np.flatnonzero(contributed[:, first])
-            ends = np.append(np.flatnonzero(gone[:, first]), len(self.events))
+            ends = np.flatnonzero(gone[:, first])
+            ends = np.append(ends, len(self.events))
             yield History(
-                np.array(parameters),
-                optimizers,
-                shard,
+                np.array(alike.parameters),
+                alike.optimizers,
+                alike.shard,
                 born,
                 _next(ends, born),
                 ends,
                 Factors(self.scaling, first),
             )
 
+    def _alike(self, *happened: np.ndarray) -> list[_Alike]:
+        """Put together the parameters to which the same happened at the same events."""
+        parameters = self.ledger.parameters
+        columns = {parameter.name: p for p, parameter in enumerate(parameters)}
+        alike: dict[tuple[Any, ...], _Alike] = {}
+        for p, parameter in enumerate(parameters):
+            optimizers = parameter.optimizers
+            shard = columns.get(parameter.unsharded_of)
+            key: list[Any] = [optimizers, shard]
+            for marks in happened:
+                bits = np.packbits(marks[:, p])
+                key.append(bits.tobytes())
+            one = _Alike(optimizers, shard, [])
+            one = alike.setdefault(tuple(key), one)
+            one.parameters.append(p)
+        return list(alike.values())
+
     def reads(
         self, steps: np.ndarray, entered: np.ndarray, end: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return which steps read contributions that entered `.grad` and left it there: `steps[first:until]` each."""
+        last = self._last_reader[end]
         first = np.searchsorted(steps, entered, side="right")
-        until = np.searchsorted(steps, self._last_reader[end], side="right")
-        at_least = np.minimum(first + self.in_closure[entered], steps.size)
+        until = np.searchsorted(steps, last, side="right")
+        # The step around a closure has used what its backward brought.
+        at_least = first + self.in_closure[entered]
+        at_least = np.minimum(at_least, steps.size)
         return first, np.maximum(until, at_least)
 
     def _consumed(
@@ -423,86 +499,82 @@ class Flow:
         """Return the first step that used each contribution (-1: none), and how many did."""
         steps = steps_of(self.ledger, optimizers)
         first, until = self.reads(steps, entered, end)
-        used = np.append(steps, -1)[np.minimum(first, steps.size)]
-        return np.where(until > first, used, -1), np.maximum(until - first, 0)
+        many = np.maximum(until - first, 0)
+        following = np.append(steps, -1)[first]
+        return np.where(many > 0, following, -1), many
 
     @cached_property
     def passages(self) -> list[Passage]:
         """How the contributions of backwards to each history came to the steps that read them."""
-        passages = []
+        passages: list[Passage] = []
         for history in self.histories:
-            mine = self._backward[history.born]
-            born = history.born[mine]
-            end = history.end[mine]
-            ranks = np.ones(born.size)
             if history.shard is None:
-                passages.append(self._passage(history, history, born, born, end, ranks))
-                continue
-            # What is scattered enters the shard; no step reads what is erased before, or waits.
-            shard = self.of[history.shard]
-            taken = self._scatters[end]
-            scattered = end[taken]
-            entered = self._arrival(history.shard, scattered)
-            passages.append(
-                self._passage(
-                    history,
-                    shard,
-                    born[taken],
-                    entered,
-                    _next(shard.ends, entered),
-                    self._ranks(history, born[taken], scattered),
-                )
-            )
-            lost = born[~taken & (end < len(self.events))]
-            passages.append(
-                self._passage(history, history, lost, lost, lost, ranks[: lost.size])
-            )
+                mine = self._backward[history.born]
+                born = history.born[mine]
+                end = history.end[mine]
+                passages.append(self._passage(history, history, born, born, end))
+            else:
+                passages += self._scattered(history, self.of[history.shard])
         return [passage for passage in passages if passage.backward.size]
 
-    def _arrival(self, shard: int, scattered: np.ndarray) -> np.ndarray:
+    def _scattered(self, history: History, shard: History) -> list[Passage]:
+        """Return the passage of what is scattered to a shard, and of what is erased before, which no step reads."""
+        mine = self._backward[history.born]
+        born = history.born[mine]
+        end = history.end[mine]
+        taken = self._scatters[end]
+        erased = ~taken & (end < len(self.events))
+        lost = born[erased]
+        born = born[taken]
+        scattered = end[taken]
+        entered = self._arrival(shard, scattered)
+        leaves = _next(shard.ends, entered)
+        ranks = self._ranks(history, born, scattered)
+        return [
+            self._passage(history, shard, born, entered, leaves, ranks),
+            self._passage(history, history, lost, lost, lost),
+        ]
+
+    def _arrival(self, shard: History, scattered: np.ndarray) -> np.ndarray:
         """Return where what was scattered is in its shard: it waits beside it for an average over groups of ranks."""
-        present = np.flatnonzero(self.ledger.state[:, shard] & PRESENT)
+        state = self.ledger.state[:, shard.parameters[0]]
+        present = np.flatnonzero(state & PRESENT)
         places = np.searchsorted(present, scattered)
-        found = np.append(present, -1)[places]
-        return np.where(found < 0, scattered, found)
+        arrived = np.append(present, -1)[places]
+        return np.where(arrived < 0, scattered, arrived)
 
     def _passage(
         self,
-        source: History,
+        history: History,
         read: History,
         backward: np.ndarray,
         entered: np.ndarray,
         end: np.ndarray,
-        ranks: np.ndarray,
+        ranks: np.ndarray | None = None,
     ) -> Passage:
-        """Return how contributions to one history are used where they are read."""
-        first, many = self._consumed(read.readers, entered, end)
-        return Passage(
-            source.parameters,
-            source.optimizers,
-            backward,
-            entered,
-            end,
-            first,
-            many,
-            read.factors,
-            ranks,
-        )
+        """Return the passage of contributions to one history to where they are read."""
+        if ranks is None:
+            ranks = np.ones(backward.size)
+        consumed, steps = self._consumed(read.readers, entered, end)
+        return Passage(history, read, backward, entered, end, ranks, consumed, steps)
 
     def _ranks(
         self, history: History, born: np.ndarray, scattered: np.ndarray
     ) -> np.ndarray:
         """Return over how many ranks contributions were averaged when they were scattered; NaN where unknown."""
         ranks = self.events.detail("ranks", math.nan)[scattered]
-        known = (ranks >= 1) & ~self.events.has("reduction")[scattered]
+        reduced_otherwise = self.events.has("reduction")[scattered]
+        product = history.factors.between(born, scattered)
         # Rarely changed before it is scattered, and then not followed.
-        known &= history.factors.between(born, scattered).coefficient == 1
-        return np.where(known, ranks, np.nan)
+        unchanged = product.coefficient == 1
+        averaged = (ranks >= 1) & ~reduced_otherwise
+        return np.where(averaged & unchanged, ranks, np.nan)
 
     def coefficients(self, parameter: int, born: np.ndarray, event: int) -> np.ndarray:
         """Return with which coefficient contributions are in `.grad` after an event; NaN where that is unknown."""
         stop = np.full(born.shape, event)
-        return self.of[parameter].factors.between(born, stop).coefficient
+        product = self.of[parameter].factors.between(born, stop)
+        return product.coefficient
 
     def live(self, event: int, parameter: int) -> np.ndarray:
         """Return the events whose contributions are in a parameter's `.grad` after an event."""
@@ -520,57 +592,71 @@ class Flow:
         steps = np.zeros(shape, np.int32)
         for history in self.histories:
             cells = np.ix_(history.born, history.parameters)
-            first, many = self._consumed(history.readers, history.born, history.end)
-            erased[cells] = self._event(history.end)
+            end = history.end
+            first, many = self._consumed(history.readers, history.born, end)
+            erased[cells] = self._event(end)
             consumed[cells] = first[:, None]
             steps[cells] = many[:, None]
         for passage in self.passages:
-            consumed[passage.cells] = passage.consumed[:, None]
-            steps[passage.cells] = passage.steps[:, None]
+            if passage.is_scattered:
+                consumed[passage.cells] = passage.consumed[:, None]
+                steps[passage.cells] = passage.steps[:, None]
         return Outcomes(erased, consumed, steps)
 
     def _event(self, end: np.ndarray) -> np.ndarray:
         """Return the events that erased something as a column, -1 where none did."""
-        return np.where(end < len(self.events), end, -1)[:, None]
+        is_event = end < len(self.events)
+        events = np.where(is_event, end, -1)
+        return events[:, None]
 
     @cached_property
     def erased_for_good(self) -> np.ndarray:
         """As `Outcomes.erased`; but what was scattered ends where its shard's contribution does."""
         erased = self.outcomes.erased.copy()
         for passage in self.passages:
-            if (passage.entered != passage.backward).any():
+            if passage.is_scattered:
                 erased[passage.cells] = self._event(passage.end)
         return erased
 
     def windows(self) -> list[Window]:
         """See `Ledger.windows`."""
         events = self.events
-        taken = np.flatnonzero(events.where("kind", "step") & ~events.skipped)
-        index = events.detail("optimizer_index", 0)[taken]
-        names = events.detail("optimizer", "")
-        windows = []
-        for optimizer in np.unique(index).tolist():
-            until = self._until(optimizer)
-            born = np.flatnonzero(until >= 0)
-            until = until[born]
-            ordered = bool((np.diff(until) >= 0).all())
-            for step in taken[index == optimizer].tolist():
-                stop = np.searchsorted(born, step)
-                if ordered:  # a slice, which takes no memory
-                    read = born[np.searchsorted(until, step, side="right") : stop]
-                else:
-                    read = born[:stop][until[:stop] > step]
-                windows.append(Window(step, str(names[step]), Backwards(read)))
+        taken = events.where("kind", "step") & ~events.skipped
+        stepped = events.detail("optimizer_index", 0)[taken]
+        windows: list[Window] = []
+        for optimizer in np.unique(stepped).tolist():
+            windows += self._windows_of(optimizer)
         return sorted(windows, key=lambda window: window.step)
+
+    def _windows_of(self, optimizer: int) -> list[Window]:
+        names = self.events.detail("optimizer", "")
+        until = self._until(optimizer)
+        born = np.flatnonzero(until >= 0)
+        until = until[born]
+        in_order = (np.diff(until) >= 0).all()
+        steps = steps_of(self.ledger, (optimizer,))
+        windows = []
+        for step in steps.tolist():
+            stop = np.searchsorted(born, step)
+            if in_order:  # a slice, which takes no memory
+                start = np.searchsorted(until, step, side="right")
+                read = born[start:stop]
+            else:
+                before = born[:stop]
+                read = before[until[:stop] > step]
+            name = str(names[step])
+            windows.append(Window(step, name, Backwards(read)))
+        return windows
 
     def _until(self, optimizer: int) -> np.ndarray:
         """Return, per event, before which event an optimizer's steps consume some of its contribution; -1: never."""
         until = np.full(len(self.events), -1)
         for passage in self.passages:
-            if optimizer in passage.optimizers:
+            if optimizer in passage.history.optimizers:
                 # A step may consume what its own closure erased before it.
                 last = np.maximum(passage.end, passage.consumed + 1)
-                until[passage.backward] = np.maximum(until[passage.backward], last)
+                longest = np.maximum(until[passage.backward], last)
+                until[passage.backward] = longest
         return until
 
     def running_sum(self, parameter: int, added: np.ndarray) -> np.ndarray:
@@ -580,32 +666,45 @@ class Flow:
         total[history.born] = added[history.born]
         # What is born between two ends is erased together, so that sums run from the first of them to its end.
         ends, first = np.unique(history.end, return_index=True)
-        for start, end in zip(history.born[first].tolist(), ends.tolist(), strict=True):
-            total[start:end] = np.cumsum(total[start:end], axis=0)
+        starts = history.born[first]
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            together = total[start:end]
+            together[:] = np.cumsum(together, axis=0)
         return total
 
     def used_from_before(self) -> bool:
         """Return whether a step used what `.grad` held before the first event, which did not replace it."""
-        ledger = self.ledger
-        state, grad, added = ledger.state[:1], ledger.grad[:1], ledger.contribution[:1]
-        with np.errstate(invalid="ignore"):
-            differs = (np.abs(grad - added) > SAME * grad) & (grad < math.inf)
-        if ledger.meta.get("ranks", 1) != 1:  # an average is another sum, too
-            differs[:] = False
-        was_added = state & CONTRIBUTED > 0
-        was_left = (grad > 0) & (state & CHANGED == 0)
-        held = np.where(was_added, differs, was_left)
-        for p in np.flatnonzero(held.any(axis=0)).tolist():
+        held = _held_before(self.ledger)
+        for p in np.flatnonzero(held).tolist():
             history = self.of[p]
-            steps = steps_of(ledger, history.optimizers)
+            steps = steps_of(self.ledger, history.optimizers)
             if (steps <= history.ends[0]).any():
                 return True
         return False
 
 
+def _held_before(ledger: Arrays) -> np.ndarray:
+    """Mark the parameters of which `.grad` held something before the first event that is in it after that, too."""
+    if not len(ledger.events):
+        return np.zeros(len(ledger.parameters), bool)
+    state = ledger.state[0]
+    grad = ledger.grad[0]
+    added = ledger.contribution[0]
+    with np.errstate(invalid="ignore"):
+        differs = np.abs(grad - added) > SAME * grad
+    differs &= grad < math.inf
+    if ledger.meta.get("ranks", 1) != 1:  # an average is another sum, too
+        differs[:] = False
+    was_added = state & CONTRIBUTED > 0
+    was_left = (grad > 0) & (state & CHANGED == 0)
+    held: np.ndarray = np.where(was_added, differs, was_left)
+    return held
+
+
 def _next(ends: np.ndarray, events: np.ndarray) -> np.ndarray:
     """Return the first of some ends after each event; the last of them for all later ones."""
-    following: np.ndarray = ends[np.searchsorted(ends[:-1], events, side="right")]
+    places = np.searchsorted(ends[:-1], events, side="right")
+    following: np.ndarray = ends[places]
     return following
 
 
@@ -616,9 +715,11 @@ def _steps_around(events: Events) -> np.ndarray:
     steps = events.where("kind", "step")
     ranks = events.column("rank")
     for rank in np.unique(ranks[inside]).tolist():
-        of_rank = np.flatnonzero(steps & (ranks == rank))
-        at = np.flatnonzero(inside & (ranks == rank))
-        around[at] = np.append(of_rank, -1)[np.searchsorted(of_rank, at)]
+        mine = ranks == rank
+        at = np.flatnonzero(inside & mine)
+        of_rank = np.flatnonzero(steps & mine)
+        places = np.searchsorted(of_rank, at)
+        around[at] = np.append(of_rank, -1)[places]
     return around
 
 
@@ -630,9 +731,11 @@ def _last_readers(
     A step may zero what it has read; but where a closure ran inside it, the closure may have zeroed before.
     """
     last = np.arange(len(events) + 1)
-    zeros = events.where("kind", "zero_grad", "edit") & (around >= 0)
-    zeros &= ~np.isin(around, around[in_closure])
-    last[:-1][zeros] = around[zeros]
+    zeros = events.where("kind", "zero_grad", "edit")
+    with_closure = np.isin(around, around[in_closure])
+    in_step = (around >= 0) & ~with_closure
+    places = np.flatnonzero(zeros & in_step)
+    last[places] = around[places]
     return last
 
 
@@ -641,20 +744,23 @@ def _gone(ledger: Arrays) -> np.ndarray:
     events = ledger.columns
     # A shard is away while FSDP averages it over groups of ranks; only a reduce-scatter takes a gradient for good.
     away = events.where("kind", "sync") & ~scatters(events)
-    gone: np.ndarray = (ledger.state & PRESENT == 0) & ~away[:, None]
-    at = np.flatnonzero(events.where("kind", "zero_grad", "edit", "step"))
+    absent = ledger.state & PRESENT == 0
+    gone: np.ndarray = absent & ~away[:, None]
+    zeros = events.where("kind", "zero_grad", "edit", "step")
+    at = np.flatnonzero(zeros)
+    before = np.maximum(at - 1, 0)
     # A sum that was 0 already, and that nothing touched, is no erasure: another optimizer's gradients were zeroed.
     changed = ledger.state[at] & CHANGED > 0
-    was_something = ledger.grad[np.maximum(at - 1, 0)] != 0
-    gone[at] |= (ledger.grad[at] == 0) & (changed | was_something)
+    was_something = ledger.grad[before] != 0
+    is_zero = ledger.grad[at] == 0
+    gone[at] |= is_zero & (changed | was_something)
     return gone
 
 
 def scatters(events: Events) -> np.ndarray:
     """Mark the collectives that take gradients elsewhere, and leave none."""
-    stays = np.isin(
-        events.detail("op", None), ("all-reduce", "all-gather", "broadcast")
-    )
+    operation = events.detail("op", None)
+    stays = np.isin(operation, ("all-reduce", "all-gather", "broadcast"))
     takes: np.ndarray = events.where("kind", "sync") & ~stays
     return takes
 
@@ -663,7 +769,8 @@ def steps_of(ledger: Arrays, optimizers: Sequence[int]) -> np.ndarray:
     """Return the steps of these optimizers that changed weights, as indices of events."""
     events = ledger.columns
     taken = events.where("kind", "step") & ~events.skipped
-    mine = np.isin(events.detail("optimizer_index", 0), optimizers)
+    stepped = events.detail("optimizer_index", 0)
+    mine = np.isin(stepped, optimizers)
     return np.flatnonzero(taken & mine)
 
 

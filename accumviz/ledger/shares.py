@@ -259,7 +259,7 @@ def _every_reading(flow: Flow) -> tuple[_Readings, int]:
         # How many histories of its parameters each backward reached.
         reached = np.zeros(len(flow.events), int)
         for passage in flow.passages:
-            if optimizer in passage.optimizers:
+            if optimizer in passage.history.optimizers:
                 reached[np.unique(passage.backward)] += 1
                 rows, more = _read(flow, optimizer, passage)
                 left_out = max(left_out, more)
