@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,8 +20,13 @@ from accumviz.ledger.events import (
     Weighed,
 )
 
-_CODE = {name: at for at, name in enumerate(CODES)}
-_MEASURED = [list(NUMBERS).index(name) for name in ("allocated", "peak")]
+_RANK = list(CODES).index("rank")
+_DETAILS = list(CODES).index("details")
+# Bytes are those of one process.
+_OF_ONE_PROCESS = (
+    list(NUMBERS).index("allocated"),
+    list(NUMBERS).index("peak"),
+)
 
 Kind = TypeVar("Kind", bound=Arrays)
 
@@ -54,30 +59,21 @@ def merge(ledgers: Sequence[Arrays], kind: type[Kind]) -> Kind:
     grad = []
     state = []
     exact = {}
-    weights = {}
-    weighed = np.zeros(len(rows), bool)
     for place, (rank, ledger, first) in enumerate(ranks):
         here = rows[:, place]
         last = latest[:, place]
         contribution.append(_pick(ledger.contribution, here, np.nan))
         grad.append(_pick(ledger.grad, last, np.nan))
+        happened = _pick(ledger.state, here, 0)
         present = _pick(ledger.state & PRESENT, last, 0)
-        state.append(_pick(ledger.state, here, 0) | present)
-        weighed |= np.isin(here, ledger.weighed.events)
-        for p, parameter in enumerate(ledger.parameters):
-            column = len(parameters)
-            if p in ledger.exact:
-                added, left = ledger.exact[p]
-                exact[column] = _pick(added, here, np.nan), _pick(left, last, np.nan)
-            if p in ledger.weighed.elements:
-                after = ledger.weighed.after_each(len(ledger.events), p)
-                weights[column] = _pick(after, here, np.nan)
+        state.append(happened | present)
+        for p, (added, left) in ledger.exact.items():
+            exact[len(parameters) + p] = (
+                _pick(added, here, np.nan),
+                _pick(left, last, np.nan),
+            )
+        for parameter in ledger.parameters:
             parameters.append(_renamed(parameter, rank, first))
-    events = np.flatnonzero(weighed)
-    elements = {p: after[events] for p, after in weights.items()}
-    sources: dict[str, str] = {}
-    for one in ranks:
-        sources = one.ledger.sources | sources
     return kind(
         parameters,
         _events(rows, ranks),
@@ -85,11 +81,39 @@ def merge(ledgers: Sequence[Arrays], kind: type[Kind]) -> Kind:
         np.concatenate(grad, axis=1),
         np.concatenate(state, axis=1),
         exact,
-        weighed=Weighed(events, elements),
-        sources=sources,
+        weighed=_weighed(rows, ranks),
+        sources=_sources(ranks),
         meta=_meta(ranks),
         complete=all(one.ledger.complete for one in ranks),
     )
+
+
+def _weighed(rows: np.ndarray, ranks: list[RankLedger]) -> Weighed:
+    """Return the weights that ranks kept after each row in which one of them did."""
+    kept = np.zeros(len(rows), bool)
+    weights = {}
+    before = 0
+    for place, one in enumerate(ranks):
+        here = rows[:, place]
+        weighed = one.ledger.weighed
+        kept |= np.isin(here, weighed.events)
+        count = len(one.ledger.events)
+        for p in weighed.elements:
+            after = weighed.after_each(count, p)
+            weights[before + p] = _pick(after, here, np.nan)
+        before += len(one.ledger.parameters)
+    elements = {}
+    for p, after in weights.items():
+        elements[p] = after[kept]
+    return Weighed(np.flatnonzero(kept), elements)
+
+
+def _sources(ranks: list[RankLedger]) -> dict[str, str]:
+    """Return the sources of all ranks; where they differ, the first one's."""
+    sources: dict[str, str] = {}
+    for one in ranks:
+        sources = one.ledger.sources | sources
+    return sources
 
 
 def _ranks(ledgers: Sequence[Arrays]) -> list[RankLedger]:
@@ -100,7 +124,8 @@ def _ranks(ledgers: Sequence[Arrays]) -> list[RankLedger]:
         )
     of_rank = {}
     for place, ledger in enumerate(ledgers):
-        of_rank[int(ledger.meta.get("rank", place))] = ledger
+        rank = int(ledger.meta.get("rank", place))
+        of_rank[rank] = ledger
     if len(of_rank) < len(ledgers):
         numbers = [ledger.meta.get("rank") for ledger in ledgers]
         raise ValueError(
@@ -108,28 +133,32 @@ def _ranks(ledgers: Sequence[Arrays]) -> list[RankLedger]:
         )
     ranks = []
     first = 0
-    for rank, ledger in sorted(of_rank.items()):
+    for rank in sorted(of_rank):
+        ledger = of_rank[rank]
         ranks.append(RankLedger(rank, ledger, first))
-        first += _optimizers(ledger)
+        first += _count_optimizers(ledger)
     return ranks
 
 
-def _optimizers(ledger: Arrays) -> int:
+def _count_optimizers(ledger: Arrays) -> int:
     """Return how many optimizers a ledger speaks of."""
-    used: list[int] = ledger.columns.detail("optimizer_index", 0).tolist()
+    used: set[int] = set(ledger.columns.detail("optimizer_index", 0).tolist())
     for parameter in ledger.parameters:
-        used += parameter.optimizers
+        used.update(parameter.optimizers)
+    last = max(used, default=-1)
     named = len(ledger.meta.get("optimizers", ()))
-    return max([named, *(o + 1 for o in used)])
+    return max(named, last + 1)
 
 
 def _renamed(parameter: Parameter, rank: int, first: int) -> Parameter:
     whole = parameter.unsharded_of
+    aliases = [name(rank, alias) for alias in parameter.aliases]
+    optimizers = [first + optimizer for optimizer in parameter.optimizers]
     return replace(
         parameter,
         name=name(rank, parameter.name),
-        aliases=tuple(name(rank, alias) for alias in parameter.aliases),
-        optimizers=tuple(first + o for o in parameter.optimizers),
+        aliases=tuple(aliases),
+        optimizers=tuple(optimizers),
         rank=rank,
         unsharded_of=name(rank, whole) if whole else "",
     )
@@ -137,8 +166,9 @@ def _renamed(parameter: Parameter, rank: int, first: int) -> Parameter:
 
 def _pick(array: np.ndarray, rows: np.ndarray, missing: float) -> np.ndarray:
     """Return these rows of an array; -1 is a row of what is missing."""
-    last = np.full((1, *array.shape[1:]), missing, array.dtype)
-    picked: np.ndarray = np.concatenate([array, last])[rows]
+    row_of_missing = np.full_like(array, missing, shape=(1, *array.shape[1:]))
+    array = np.concatenate([array, row_of_missing])
+    picked: np.ndarray = array[rows]
     return picked
 
 
@@ -150,30 +180,41 @@ def _rows(ledgers: list[Events]) -> np.ndarray:
 
     Returns rows × ranks, which of its events each rank has in the row (-1: none).
     """
-    collective = [_collectives(events) for events in ledgers]
-    at = [0] * len(ledgers)
+    collectives = [_collectives(events) for events in ledgers]
+    position = [0] * len(ledgers)
     rows: list[list[int]] = []
-    while True:
-        waiting = [n for n, keys in enumerate(collective) if at[n] < len(keys)]
-        if not waiting:
-            return np.array(rows, np.int64).reshape(-1, len(ledgers))
-        going = [n for n in waiting if collective[n][at[n]] is None]
+    while next_of := _next_collectives(collectives, position):
+        going = [place for place, collective in next_of.items() if not collective]
         together: dict[Any, list[int]] = {}
-        for n in going or waiting:
+        for place in going or next_of:
             # A rank that is in no collective has a row of its own.
-            key = n if going else collective[n][at[n]]
+            key = next_of[place] or place
             row = together.setdefault(key, [-1] * len(ledgers))
-            row[n] = at[n]
-            at[n] += 1
+            row[place] = position[place]
+            position[place] += 1
         rows += together.values()
+    return np.array(rows, np.int64).reshape(-1, len(ledgers))
 
 
-def _collectives(events: Events) -> list[Any]:
-    """Return of each event what its part in one collective has in common with other ranks'; None for another event."""
+def _next_collectives(
+    collectives: list[list[str]], position: list[int]
+) -> dict[int, str]:
+    """Return, for each ledger that has more events, the collective that its next one is; "" for none."""
+    next_of = {}
+    for place, at in enumerate(position):
+        if at < len(collectives[place]):
+            next_of[place] = collectives[place][at]
+    return next_of
+
+
+def _collectives(events: Events) -> list[str]:
+    """Return of each event what its part in one collective has in common with other ranks'; "" for another event."""
     columns = [events.detail(name, None) for name in ("op", "bytes", "parameters")]
-    collectives: list[Any] = [None] * len(events)
-    for e in np.flatnonzero(events.where("kind", "sync")).tolist():
-        collectives[e] = str([column[e] for column in columns])
+    collectives = [""] * len(events)
+    is_sync = events.where("kind", "sync")
+    for event in np.flatnonzero(is_sync).tolist():
+        described = [column[event] for column in columns]
+        collectives[event] = str(described)
     return collectives
 
 
@@ -181,21 +222,22 @@ def _events(rows: np.ndarray, ranks: list[RankLedger]) -> Events:
     """Return the events of the rows: of those that several ranks took part in, the first one's."""
     takes_part = rows >= 0
     first = takes_part.argmax(axis=1)
-    codes = np.zeros((len(rows), len(CODES)), np.int32)
-    numbers = np.zeros((len(rows), len(NUMBERS)))
+    count = len(rows)
+    codes = np.zeros((count, len(CODES)), np.int32)
+    numbers = np.zeros((count, len(NUMBERS)))
     gathered = Gatherer()
     for place, one in enumerate(ranks):
         events = _shifted(one.ledger.columns, one.first)
-        moved = gathered.renumbered(events)
-        moved[:, _CODE["rank"]] = one.rank
+        renumbered = gathered.renumbered(events)
+        renumbered[:, _RANK] = one.rank
         here = first == place
-        codes[here] = moved[rows[here, place]]
-        numbers[here] = events.numbers[rows[here, place]]
+        picked = rows[here, place]
+        codes[here] = renumbered[picked]
+        numbers[here] = events.numbers[picked]
     if len(ranks) > 1:
         together = takes_part.all(axis=1)
-        codes[together, _CODE["rank"]] = -1
-        # Bytes are those of one process.
-        for column in _MEASURED:
+        codes[together, _RANK] = -1
+        for column in _OF_ONE_PROCESS:
             numbers[together, column] = np.nan
     return Events(codes, numbers, gathered.tables)
 
@@ -204,14 +246,15 @@ def _shifted(events: Events, first: int) -> Events:
     """Return events whose optimizers are counted over all ranks."""
     codes = np.array(events.codes)
     table = list(events.tables["details"])
-    steps = np.flatnonzero(events.where("kind", "step", "schedule"))
-    used, again = np.unique(codes[steps, _CODE["details"]], return_inverse=True)
-    codes[steps, _CODE["details"]] = len(table) + again
+    steps = events.where("kind", "step", "schedule")
+    used, places = np.unique(codes[steps, _DETAILS], return_inverse=True)
+    codes[steps, _DETAILS] = len(table) + places
     for code in used.tolist():
         details = json.loads(table[code])
         details["optimizer_index"] = details.get("optimizer_index", 0) + first
         table.append(json.dumps(details))
-    return Events(codes, events.numbers, {**events.tables, "details": table})
+    tables = {**events.tables, "details": table}
+    return Events(codes, events.numbers, tables)
 
 
 def _meta(ranks: list[RankLedger]) -> dict[str, Any]:
@@ -220,18 +263,33 @@ def _meta(ranks: list[RankLedger]) -> dict[str, Any]:
     meta = dict(ranks[0].ledger.meta)
     meta.pop("rank", None)
     meta["merged"] = [one.rank for one in ranks]
-    for listed in ("optimizers", "optimizer_settings", "notes"):
-        every: list[Any] = []
-        for each in metas.values():
-            every += each.get(listed, ())
-        meta[listed] = every
+    for entry in ("optimizers", "optimizer_settings", "notes"):
+        meta[entry] = _joined(metas, entry)
     meta["notes"] = list(dict.fromkeys(meta["notes"]))
-    for said in ("stopped", "ended"):
-        meta.pop(said, None)
-        of_rank = {rank: each[said] for rank, each in metas.items() if said in each}
+    for entry in ("stopped", "ended"):
+        meta.pop(entry, None)
+        of_rank = _by_rank(metas, entry)
         if of_rank:
-            meta[said] = of_rank
-    ends = [each.get("ended") for each in metas.values()]
-    if ends.count(ends[0]) == len(ends) and ends[0] is not None:
-        meta["ended"] = ends[0]
+            meta[entry] = of_rank
+    end = ranks[0].ledger.meta.get("ended")
+    same = all(each.get("ended") == end for each in metas.values())
+    if same and end is not None:
+        meta["ended"] = end
     return meta
+
+
+def _joined(metas: Mapping[str, Mapping[str, Any]], entry: str) -> list[Any]:
+    """Return what all ranks list under this name."""
+    every: list[Any] = []
+    for meta in metas.values():
+        every += meta.get(entry, ())
+    return every
+
+
+def _by_rank(metas: Mapping[str, Mapping[str, Any]], entry: str) -> dict[str, Any]:
+    """Return the entry of each rank that has it."""
+    of_rank = {}
+    for rank, meta in metas.items():
+        if entry in meta:
+            of_rank[rank] = meta[entry]
+    return of_rank

@@ -1,6 +1,8 @@
 """Group the losses of backwards into objectives: one objective is one line with one operation.
 
-Several losses of one operation in one backward are one objective where their mean was taken, and several else.
+Several losses of one operation in one backward are one objective where their mean was taken, and several else. That
+a mean was taken is seen from three things: they have equal constants, they do not have each a size of its own, and
+what they weigh in a step adds up to 1.
 """
 
 from __future__ import annotations
@@ -47,25 +49,27 @@ class Terms:
         self, events: Events, backwards: np.ndarray, reasons: Sequence[str]
     ) -> None:
         self.reasons = list(reasons)
-        self.first, self.count = np.zeros((2, len(events)), int)
+        self.first = np.zeros(len(events), int)
+        self.count = np.zeros(len(events), int)
         self._events = events
-        self._keys = dict[_Key, int]()
+        self._keys: dict[_Key, int] = {}
         self._example: dict[int, int] = {}  # of each call site, the first backward
         sites = call_sites(events)
         codes = events.column("details")
         alike: dict[tuple[int, int], list[_Term]] = {}
         table: list[_Term] = []
-        for b in backwards.tolist():
-            site = int(sites[b])
-            code = int(codes[b])
-            self._example.setdefault(site, b)
+        for backward in backwards.tolist():
+            site = int(sites[backward])
+            code = int(codes[backward])
+            self._example.setdefault(site, backward)
             if (site, code) not in alike:
                 alike[site, code] = self._terms(site, events.details[code])
-            self.first[b] = len(table)
-            self.count[b] = len(alike[site, code])
-            table += alike[site, code]
-        self._alike = list(alike.values())
-        columns = np.array(table, float).reshape(-1, 5)
+            terms = alike[site, code]
+            self.first[backward] = len(table)
+            self.count[backward] = len(terms)
+            table += terms
+        self._distinct = list(alike.values())
+        columns = np.array(table, float).reshape(-1, len(_Term._fields))
         self.objective = columns[:, 0].astype(int)
         self.reduction = columns[:, 1].astype(int)
         self.elements = columns[:, 2]
@@ -73,21 +77,31 @@ class Terms:
         self.unknown = columns[:, 4].astype(int)
 
     def _terms(self, site: int, details: Mapping[str, Any]) -> list[_Term]:
+        """Return the terms of a backward at a call site, with numbers for objectives and reasons that are new."""
+        recorded = listed(details)
+        if not recorded:
+            recorded = [{"unknown": "the ledger has no terms for it"}]
         seen: Counter[str] = Counter()
         terms = []
-        for term in listed(details) or [{"unknown": "the ledger has no terms for it"}]:
+        for term in recorded:
             op = str(term.get("op") or "")
             seen[op] += 1
             key = _Key(site, op, seen[op])
-            objective = self._keys.setdefault(key, len(self._keys))
-            factor = number(term.get("factor"))
-            elements = number(term.get("elements"))
             unknown = _unknown(term)
             if unknown not in self.reasons:
                 self.reasons.append(unknown)
-            reduction = UNKNOWN if unknown else _REDUCTIONS[term["reduction"]]
-            place = self.reasons.index(unknown)
-            terms.append(_Term(objective, reduction, elements, factor, place))
+            reduction = UNKNOWN
+            if not unknown:
+                reduction = _REDUCTIONS[term["reduction"]]
+            terms.append(
+                _Term(
+                    self._keys.setdefault(key, len(self._keys)),
+                    reduction,
+                    number(term.get("elements")),
+                    number(term.get("factor")),
+                    self.reasons.index(unknown),
+                )
+            )
         return terms
 
     def objectives(
@@ -100,56 +114,65 @@ class Terms:
         keys = list(self._keys)
         objective = self.objective[at]
         merged = np.arange(len(keys))
-        for key in keys:
-            if key.nth == 2:
-                same = [n for n, one in enumerate(keys) if one[:2] == key[:2]]
-                rows = used & np.isin(objective, same)
-                if self._alike_parts(same) and _adds_to_one(step[rows], weight[rows]):
-                    merged[same] = same[0]
+        for several in self._of_one_operation():
+            rows = used & np.isin(objective, several)
+            if self._have_one_mean(several, step[rows], weight[rows]):
+                merged[several] = several[0]
         kept, renumbered = np.unique(merged, return_inverse=True)
+        renumbered = renumbered.reshape(-1)
         names = self._names([keys[n] for n in kept.tolist()])
-        return renumbered.reshape(-1)[objective], names
+        return renumbered[objective], names
 
-    def _alike_parts(self, objectives: list[int]) -> bool:
-        """Return whether the losses of one operation in each backward can be parts of a mean: with equal constants.
+    def _of_one_operation(self) -> list[list[int]]:
+        """Return the objectives that one line has of one operation, where there are several."""
+        groups: dict[tuple[int, str], list[int]] = {}
+        for key, n in self._keys.items():
+            group = groups.setdefault((key.site, key.op), [])
+            group.append(n)
+        return [group for group in groups.values() if len(group) > 1]
 
-        Those that have each a size of its own, always the same, are different things: a loss at several resolutions.
-        """
-        sizes: dict[int, set[float]] = defaultdict(set)
-        uneven = False
-        for terms in self._alike:
+    def _have_one_mean(
+        self, objectives: list[int], step: np.ndarray, weight: np.ndarray
+    ) -> bool:
+        """Return whether a mean of these losses was taken, which weigh so much in these steps."""
+        of_backwards = []
+        for terms in self._distinct:
             mine = [term for term in terms if term.objective in objectives]
-            constants = [term.factor for term in mine]
-            if constants and np.ptp(constants) > SAME * np.abs(constants).max():
-                return False
-            means = [term.elements for term in mine if term.reduction == MEAN]
-            uneven |= bool(means) and np.ptp(means) > 0
-            for term in mine:
-                sizes[term.objective].add(term.elements)
-        return not uneven or any(len(each) > 1 for each in sizes.values())
+            if mine:
+                of_backwards.append(mine)
+        return (
+            all(_have_equal_constants(terms) for terms in of_backwards)
+            and not _have_sizes_of_their_own(of_backwards)
+            and _adds_to_one(step, weight)
+        )
 
     def _names(self, keys: list[_Key]) -> tuple[str, ...]:
         """Return the label of each objective, with as much more as distinguishes it from the others."""
-        lines = self._events.column("line")
         labels = {}
         for site, backward in self._example.items():
             labels[site] = self._events[backward].label or "loss"
-        shared = Counter(labels.values())
-        sites = Counter(key.site for key in keys)
+        sites_of = Counter(labels.values())
+        keys_of = Counter(key.site for key in keys)
         seen: Counter[str] = Counter()
         names = []
-        for site, op, nth in keys:
-            name = labels[site]
-            line = lines[self._example[site]]
-            if shared[name] > 1 and line:
-                name += f" (line {line})"
-            if sites[site] > 1:
-                name += f" · {op}"
-                name += f" {nth}" if nth > 1 else ""
+        for key in keys:
+            name = labels[key.site]
+            if sites_of[name] > 1:
+                name += self._line(key.site)
+            if keys_of[key.site] > 1:
+                name += f" · {key.op}"
+                name += f" {key.nth}" if key.nth > 1 else ""
             # Two files may have lines of the same number, and one line may be reached in two ways.
             seen[name] += 1
-            names.append(name if seen[name] == 1 else f"{name} [{seen[name]}]")
+            if seen[name] > 1:
+                name += f" [{seen[name]}]"
+            names.append(name)
         return tuple(names)
+
+    def _line(self, site: int) -> str:
+        lines = self._events.column("line")
+        line = lines[self._example[site]]
+        return f" (line {line})" if line else ""
 
 
 def _unknown(term: Mapping[str, Any]) -> str:
@@ -163,17 +186,40 @@ def _unknown(term: Mapping[str, Any]) -> str:
     return ""
 
 
+def _have_equal_constants(terms: list[_Term]) -> bool:
+    """Return whether losses of one backward have the same constant, as far as they are known."""
+    constants = [term.factor for term in terms]
+    differ = np.ptp(constants) > SAME * np.abs(constants).max()
+    return not differ
+
+
+def _have_sizes_of_their_own(of_backwards: list[list[_Term]]) -> bool:
+    """Return whether each loss has a size of its own, always the same: a loss at several resolutions."""
+    differ = False
+    sizes: dict[int, set[float]] = defaultdict(set)
+    for terms in of_backwards:
+        means = [term.elements for term in terms if term.reduction == MEAN]
+        if means and np.ptp(means) > 0:
+            differ = True
+        for term in terms:
+            sizes[term.objective].add(term.elements)
+    return differ and all(len(its_sizes) == 1 for its_sizes in sizes.values())
+
+
 def _adds_to_one(step: np.ndarray, weight: np.ndarray) -> bool:
     """Return whether these weights add up to 1 in most steps."""
+    if not step.size or not np.isfinite(weight).all():
+        return False
     _, of_step = np.unique(step, return_inverse=True)
     total = np.bincount(of_step, weight)
-    whole = np.abs(total - 1) <= SAME
-    return bool(np.isfinite(weight).all() and 2 * whole.sum() >= total.size > 0)
+    is_one = np.abs(total - 1) <= SAME
+    return bool(is_one.mean() >= 0.5)
 
 
 def call_sites(events: Events) -> np.ndarray:
     """Number the call sites of events: equal where the same lines led to the same expression."""
     codes = [events.column(name) for name in ("file", "line", "label", "frames")]
-    _, sites = np.unique(np.stack(codes, axis=1), axis=0, return_inverse=True)
+    distinguishing = np.stack(codes, axis=1)
+    _, sites = np.unique(distinguishing, axis=0, return_inverse=True)
     numbers: np.ndarray = sites.reshape(-1)
     return numbers
