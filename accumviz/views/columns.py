@@ -1,26 +1,40 @@
-"""The columns that lanes and heat map share: one for each event, with its heading, its line and its bytes."""
+"""The columns that lanes and heat map share: one for each event, with its heading, and shares and bytes below."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from accumviz.ledger.ledger import Event, Ledger
 from accumviz.views import style, words
-from accumviz.views.figure import LINE, MUTED, Canvas, Key, text_width
+from accumviz.views.figure import (
+    INK,
+    LINE,
+    MUTED,
+    Canvas,
+    Key,
+    clear_of,
+    text_width,
+)
+from accumviz.views.shares import Segment, ShareBar, among, bars, reach
 
-# How tall a strip of bytes is with its numbers, and how large the letters of a turned heading are.
-STRIP, _TURNED = 44.0, 11.5
-# How tall the line of a name is.
-NAMED = 20.0
-# How opaque the bytes of a strip are: those behind, and those in front.
-BEHIND, IN_FRONT = 0.5, 0.95
-# From this width on, a heading stands upright in three lines.
+# From this width on, a heading stands upright in three lines; else its letters are turned, and so large.
 _UPRIGHT = 66.0
+_TURNED = 11.5
+# How tall the line of a name is, a strip of bytes with its numbers, and the bars of shares.
+_NAME = 20.0
+_STRIP = 44.0
+_SHARES = 92.0
+# A thinner segment of a bar of shares has no gap to the next, and a wider bar is not drawn.
+_THIN = 3.0
+_WIDEST = 64.0
+# How opaque the bytes of a strip are: those behind, and those in front.
+_BEHIND = 0.5
+_IN_FRONT = 0.95
 
 
 class EventColumns(NamedTuple):
@@ -56,37 +70,42 @@ def draw_headings(
     canvas: Canvas, columns: EventColumns, above: float, top: float
 ) -> None:
     """Name each event above its column, between `above` and `top`, and begin its line there."""
+    is_upright = columns.width >= _UPRIGHT
     for i, event in enumerate(columns.events):
-        begin = top - 3
-        if columns.width >= _UPRIGHT:
-            _draw_lines(canvas, event, columns.x(i) + 7, columns.width, above)
+        x = columns.x(i)
+        if is_upright:
             begin = above + 4
+            _draw_lines(canvas, event, x + 7, columns.width, above)
         else:
+            begin = top - 3
             middle = columns.middle(i) + 1
             canvas.text(middle, top - 8, _title(event), size=_TURNED, turned=True)
         if event.kind != "backward":
-            draw_rule(canvas, event, columns.x(i), begin, top)
+            draw_rule(canvas, event, x, begin, top)
 
 
 def _draw_lines(
     canvas: Canvas, event: Event, x: float, width: float, above: float
 ) -> None:
     """Write a heading upright: the kind, what it acted on, the user's line."""
+    is_sync = event.kind == "sync"
     room = int((width - 10) / text_width("x", 11))
-    if event.kind == "sync":
+    if is_sync:
         room += 1  # its letters are narrower than those of code
     about = "skipped" if event.skipped else words.shorten(words.subject(event), room)
+    is_code = not is_sync and not event.skipped
     where = words.shorten(words.place(event), room)
+    where_y = 40 if about else 26
     canvas.text(x, above + 11, event.kind, size=11)
-    canvas.text(x, above + 26, about, mono=event.kind != "sync" and not event.skipped)
-    canvas.text(x, above + (40 if about else 26), where, color=MUTED)
+    canvas.text(x, above + 26, about, mono=is_code)
+    canvas.text(x, above + where_y, where, color=MUTED)
 
 
 def _title(event: Event) -> str:
     rank = "" if event.rank is None else f"rank {event.rank} "
     # To whom it was done may be cut; what was done is what the column shows.
-    whom = words.shorten(words.subject(event), 12)
-    return f"{rank}{words.action(event)} {whom}".strip()
+    subject = words.shorten(words.subject(event), 12)
+    return f"{rank}{words.action(event)} {subject}".strip()
 
 
 def draw_rule(
@@ -117,76 +136,111 @@ def rule_keys(events: Sequence[Event]) -> list[Key]:
     return keys
 
 
-@dataclass(frozen=True)
-class Strip:
-    """Values of each event below a timeline, NaN where there is none: areas in front of each other, and in words."""
-
-    name: str
-    most: str
-    areas: list[tuple[np.ndarray, Key]]
-    texts: tuple[str, ...] = ()
-
-    def keys(self) -> list[Key]:
-        """Return the entries of a legend for what there is."""
-        return [key for values, key in self.areas if key.text and (values > 0).any()]
-
-    def draw(
-        self, canvas: Canvas, columns: EventColumns, base: float, each: int = 1
-    ) -> None:
-        """Draw it upwards from its base; of `each` so many events that share a pixel, the largest."""
-        most = float(np.nanmax([values for values, _ in self.areas])) or 1.0
-        starts = np.arange(0, len(columns.events), each)
-        edges = [*(columns.x(start) for start in starts.tolist()), columns.end]
-        across = np.repeat(edges, 2)[1:-1].tolist()
-        for values, key in self.areas:
-            largest = np.maximum.reduceat(np.nan_to_num(values), starts)
-            tops = np.repeat(base - (STRIP - 18) / most * largest, 2).tolist()
-            canvas.area(across, base, tops, color=key.color, alpha=key.alpha)
-        canvas.level(columns.left, columns.end, base, color=LINE, width=0.8)
-        for i, text in enumerate(self.texts):
-            if text_width(text, 11) <= columns.width - 4:
-                canvas.text(columns.middle(i), base - STRIP + 10, text, ha="center")
-
-
-def strips_of(events: Sequence[Event]) -> list[Strip]:
-    """Return the strips of the bytes that were measured at these events: saved tensors, and those of a device."""
-    strips = []
-    before = np.array([event.saved_before for event in events], float)
-    after = np.array([event.saved_after for event in events], float)
-    if np.isfinite(before).any():
-        texts = []
-        for event in events:
-            text = f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
-            texts.append("" if math.isnan(event.saved_before) else text)
-        areas = [
-            (before, Key("saved before the backward", MUTED, BEHIND, kind="fill")),
-            (after, Key("saved after it", MUTED, IN_FRONT, kind="fill")),
-        ]
-        most = style.size(float(np.nanmax(before)))
-        strips.append(Strip("saved tensors", most, areas, tuple(texts)))
-    peak = np.array([event.peak for event in events], float)
-    allocated = np.array([event.allocated for event in events], float)
-    if np.isfinite(allocated).any():
-        areas = [
-            (peak, Key("new maximum on the way", MUTED, BEHIND, kind="fill")),
-            (allocated, Key("allocated after it", MUTED, IN_FRONT, kind="fill")),
-        ]
-        most = style.size(float(np.nanmax([peak, allocated])))
-        strips.append(Strip("allocated on device", most, areas))
-    return strips
-
-
 def draw_name(
     canvas: Canvas, name: str, what: str, y: float, *, mono: bool = False
 ) -> float:
     """Write a name above what it is of, with what is drawn there at the other end; return where that begins."""
-    middle = y + NAMED / 2
+    middle = y + _NAME / 2
     canvas.level(10, canvas.width - 10, y, color=LINE, width=0.6, alpha=0.8, z=0)
     room = canvas.width - 30 - text_width(what, 11)
     name = words.shorten(name, int(room / text_width("x", 12.5)))
     canvas.text(10, middle, name, size=12.5, mono=mono)
     canvas.text(canvas.width - 10, middle, what, color=MUTED, ha="right")
-    return y + NAMED
+    return y + _NAME
+
+
+# --- bytes and norms ------------------------------------------------------------------------------
+
+
+class Area(NamedTuple):
+    """Values of each event, NaN where there is none, and the entry of the legend for them."""
+
+    values: np.ndarray
+    key: Key
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Values of each event below a timeline: areas in front of each other, and in words."""
+
+    name: str
+    areas: list[Area]
+    most: str
+    texts: tuple[str, ...] = ()
+
+    def keys(self) -> list[Key]:
+        """Return the entries of a legend for what there is."""
+        keys = []
+        for area in self.areas:
+            if area.key.text and (area.values > 0).any():
+                keys.append(area.key)
+        return keys
+
+    def draw(
+        self, canvas: Canvas, columns: EventColumns, base: float, each: int = 1
+    ) -> None:
+        """Draw it upwards from its base; of `each` so many events that share a pixel, the largest."""
+        most = _largest(self.areas) or 1.0
+        starts = np.arange(0, len(columns.events), each)
+        lefts = [columns.x(start) for start in starts.tolist()]
+        across = np.repeat([*lefts, columns.end], 2)[1:-1].tolist()
+        scale = (_STRIP - 18) / most
+        for values, key in self.areas:
+            largest = np.maximum.reduceat(np.nan_to_num(values), starts)
+            tops = np.repeat(base - scale * largest, 2).tolist()
+            canvas.area(across, base, tops, color=key.color, alpha=key.alpha)
+        canvas.level(columns.left, columns.end, base, color=LINE, width=0.8)
+        y = base - _STRIP + 10
+        for i, text in enumerate(self.texts):
+            if text_width(text, 11) <= columns.width - 4:
+                canvas.text(columns.middle(i), y, text, ha="center")
+
+
+def strips_of(events: Sequence[Event]) -> list[Strip]:
+    """Return the strips of the bytes that were measured at these events: saved tensors, and those of a device."""
+    before = np.array([event.saved_before for event in events], float)
+    after = np.array([event.saved_after for event in events], float)
+    peak = np.array([event.peak for event in events], float)
+    allocated = np.array([event.allocated for event in events], float)
+    strips = []
+    if np.isfinite(before).any():
+        areas = _two_areas(before, "saved before the backward", after, "saved after it")
+        texts = tuple(_saved(event) for event in events)
+        most = style.size(float(np.nanmax(before)))
+        strips.append(Strip("saved tensors", areas, most, texts))
+    if np.isfinite(allocated).any():
+        areas = _two_areas(
+            peak, "new maximum on the way", allocated, "allocated after it"
+        )
+        most = style.size(_largest(areas))
+        strips.append(Strip("allocated on device", areas, most))
+    return strips
+
+
+def _two_areas(
+    behind: np.ndarray, behind_text: str, front: np.ndarray, front_text: str
+) -> list[Area]:
+    behind_key = Key(behind_text, MUTED, _BEHIND, kind="fill")
+    front_key = Key(front_text, MUTED, _IN_FRONT, kind="fill")
+    return [Area(behind, behind_key), Area(front, front_key)]
+
+
+def _largest(areas: list[Area]) -> float:
+    return float(np.nanmax([area.values for area in areas]))
+
+
+def _saved(event: Event) -> str:
+    if math.isnan(event.saved_before):
+        return ""
+    return f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
+
+
+def norm_strip(ledger: Ledger, rows: list[int], events: list[int]) -> Strip:
+    """Return the strip of the norm of all `.grad` after each event."""
+    cells = ledger.grad[np.ix_(events, rows)].astype(float)
+    norms = np.linalg.norm(np.nan_to_num(cells, posinf=0.0), axis=1)
+    area = Area(norms, Key("", MUTED, 0.6))
+    return Strip("‖.grad‖", [area], style.number(norms.max(), 3))
 
 
 def draw_strips(
@@ -194,15 +248,116 @@ def draw_strips(
 ) -> float:
     """Draw strips below each other from `y` on, and return where they end."""
     for strip in strips:
-        y = draw_name(canvas, strip.name, f"0 to {strip.most}", y) + STRIP
+        top = draw_name(canvas, strip.name, f"0 to {strip.most}", y)
+        y = top + _STRIP
         strip.draw(canvas, columns, y - 4, each)
     return y
 
 
-def norm_strip(ledger: Ledger, rows: list[int], events: list[int]) -> Strip:
-    """Return the strip of the norm of all `.grad` after each event."""
-    grad = np.nan_to_num(ledger.grad[np.ix_(events, rows)].astype(float), posinf=0.0)
-    norms = np.linalg.norm(grad, axis=1)
-    return Strip(
-        "‖.grad‖", style.number(norms.max(), 3), [(norms, Key("", MUTED, 0.6))]
-    )
+# --- shares ---------------------------------------------------------------------------------------
+
+
+class _BarPlace(NamedTuple):
+    """Where a bar is drawn: from `x` on, so wide, on the line at `zero`, with so many pixels for a share of 1."""
+
+    x: float
+    width: float
+    zero: float
+    scale: float
+
+    @property
+    def middle(self) -> float:
+        """Where its texts stand."""
+        return self.x + self.width / 2
+
+
+class ShareStrip:
+    """The bars of shares of the steps among some events, drawn to one scale; lengths add, as shares do."""
+
+    def __init__(self, ledger: Ledger, events: Sequence[Event]) -> None:
+        self.ledger = ledger
+        self.bars, _ = bars(ledger, [event.index for event in events])
+        self.colors = style.label_colors(ledger.labels)
+        # Whether a sum had no room.
+        self.left_out = False
+
+    def keys(self) -> list[Key]:
+        """Return the entries of the legend."""
+        whole = among(self.ledger) or "the mean of one loss"
+        keys = [Key(f"share 1: {whole}", INK, kind="dashed")]
+        for bar in self.bars:
+            if any(part.unknown for part in bar.segments):
+                return [*keys, Key("unknown share", MUTED, 0.0, "xx")]
+        return keys
+
+    def draw(self, canvas: Canvas, columns: EventColumns, top: float) -> float:
+        """Draw them, each sum where it has room, and a dashed line at 1; return where they end."""
+        low, high = reach(self.bars)
+        scale = (_SHARES - 26) / (high - low)
+        zero = top + 18 + high * scale
+        canvas.level(columns.left, columns.end, zero, color=MUTED, width=0.9, z=1)
+        by_step: dict[int, list[ShareBar]] = {}
+        for bar in self.bars:
+            by_step.setdefault(bar.step, []).append(bar)
+        indices = [event.index for event in columns.events]
+        positions = [indices.index(step) for step in by_step]
+        apart = int(np.diff(positions).min(initial=2))
+        for position, of_step in zip(positions, by_step.values(), strict=True):
+            count = len(of_step)
+            width = min(columns.width * 0.8, _WIDEST) / count
+            left = columns.middle(position) - width * count / 2
+            # A lone bar's sum may be as wide as the way to the next one's.
+            room = width if count > 1 else apart * columns.width
+            for n, bar in enumerate(of_step):
+                place = _BarPlace(left + n * width, width - 2, zero, scale)
+                self._draw_bar(canvas, bar, place, room)
+        for one in (1, -1) if low < 0 else (1,):
+            y = zero - one * scale
+            # Above bars, and below what is written.
+            canvas.level(columns.left, columns.end, y, width=1.2, dash="--", z=2.5)
+            canvas.text(columns.end + 5, y, style.number(one))
+        return top + _SHARES
+
+    def _draw_bar(
+        self, canvas: Canvas, bar: ShareBar, place: _BarPlace, room: float
+    ) -> None:
+        color = self.colors.get(bar.label, MUTED)
+        for part in bar.segments:
+            height = abs(part.length) * place.scale
+            highest = max(part.start, part.start + part.length)
+            y = place.zero - highest * place.scale
+            # A thin line between segments keeps them apart; one as thick as they are would be all there is.
+            shown = height - 1.0 if height > _THIN else height
+            if height:
+                look = _share_look(part, color)
+                canvas.box(place.x, y, place.width, shown, **look)
+            # A lone part is its own sum, which stands at the end of the bar.
+            if len(bar.segments) > 1 and part.look == "new":
+                _write_share(canvas, part, place, (y, shown), color)
+        if text_width(bar.total, 11, bold=True) > room - 3:
+            self.left_out = True
+            return
+        y = place.zero - max(bar.ends[1], 0.0) * place.scale - 9
+        total: Any = {"weight": "bold", "ha": "center", "ground": True}
+        canvas.text(place.middle, y, bar.total, **total)
+
+
+def _share_look(part: Segment, color: str) -> dict[str, Any]:
+    if part.unknown:
+        return {"edge": MUTED, "hatch": "xx"}
+    return {"edge": color} if part.again else {"fill": color}
+
+
+def _write_share(
+    canvas: Canvas,
+    part: Segment,
+    place: _BarPlace,
+    box: tuple[float, float],
+    color: str,
+) -> None:
+    """Write a share into its segment, where that has room beside the dashed line."""
+    line = place.zero - math.copysign(place.scale, part.length)
+    middle, room = clear_of(*box, line)
+    if room >= 12 and text_width(part.text, 11) <= place.width - 2:
+        ink = style.ink_on(color)
+        canvas.text(place.middle, middle, part.text, ha="center", color=ink)

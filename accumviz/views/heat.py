@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from accumviz.ledger.ledger import Event, Ledger
+
 # Codes of a byte: nothing, `.grad` is there, a number that is not finite; then levels, label after label.
-PRESENT_ONLY, BROKEN = 1, 2
-LEVELS, LABELS = 30, 8
+PRESENT_ONLY = 1
+BROKEN = 2
+LEVELS = 30
+LABELS = 8
 # Levels span so many decades; of norms that are closer than this, all have the highest.
-_DECADES, _NARROW = 6.0, 0.01
+_DECADES = 6.0
+_NARROW = 0.01
 # How opaque a cell is that only held `.grad`, and one with the weakest contribution: told apart on a dark ground, too.
-HELD, _FAINTEST = 0.13, 0.46
+HELD = 0.13
+_FAINTEST = 0.46
 
 
 class Heat(NamedTuple):
@@ -68,6 +75,12 @@ def heat(
     codes[most_of(broken)] = BROKEN
     is_clipped = bool((logs < low - 1e-6).any())
     return Heat(codes.astype(np.uint8), (low, high), is_clipped, int(broken.sum()))
+
+
+def label_places(ledger: Ledger, events: Sequence[Event]) -> np.ndarray:
+    """Return the place of each event's loss among the labels of a ledger, 0 where it has none."""
+    places = {label: place for place, label in enumerate(ledger.labels)}
+    return np.array([places.get(event.label, 0) for event in events], np.int64)
 
 
 def decades(added: np.ndarray) -> tuple[float, float]:

@@ -34,7 +34,16 @@ from accumviz.views.figure import (
     draw_lines,
     text_width,
 )
-from accumviz.views.heat import BROKEN, HELD, LABELS, LEVELS, Heat, heat, opacity
+from accumviz.views.heat import (
+    BROKEN,
+    HELD,
+    LABELS,
+    LEVELS,
+    Heat,
+    heat,
+    label_places,
+    opacity,
+)
 
 _BODY, _RIGHT, _WIDEST = 440.0, 18.0, 84.0
 # From this width on, a column has a name.
@@ -91,8 +100,7 @@ def _cells(
     state = ledger.state[where]
     added = np.where(state & CONTRIBUTED, ledger.contribution[where], -1.0)
     held = (state & PRESENT) > 0
-    places = {label: i for i, label in enumerate(ledger.labels)}
-    labels = np.array([places.get(ledger[e].label, 0) for e in events], np.int64)
+    labels = label_places(ledger, [ledger[e] for e in events])
     across = np.arange(0, len(events), each[0])
     return heat(added.T, held.T, labels, across, np.arange(0, len(rows), each[1]))
 

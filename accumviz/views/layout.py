@@ -1,32 +1,145 @@
-"""Lay out the lanes of a timeline once, in each parameter's own units, for matplotlib and for the page to paint."""
+"""Split `.grad` into the contributions in it, and lay out its bars, for matplotlib and for the page to paint."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from accumviz.ledger.ledger import Ledger
+from accumviz.ledger.flow import SAME, SAME_IN_HALF
+from accumviz.ledger.ledger import PRESENT, Ledger
 from accumviz.show import encoded
 from accumviz.views import words
-from accumviz.views.parts import (
-    Gradient,
-    Part,
-    present,
-    segments,
-    together,
-    totals,
-)
 
 # Up to so many parameters are drawn as lanes; on a page, of up to so many events, which are as many as have room.
-MOST_LANES, _MOST_EVENTS = 8, 96
+MOST_LANES = 8
+_MOST_EVENTS = 96
 # How a part looks: added by this event, live since an earlier one, used by a step, or not from a recorded backward.
 LOOKS = ("new", "live", "used", "unseen")
 _MOST_COLORS = 8
+
+
+class Part(NamedTuple):
+    """A part of `.grad` after an event: the backward that put it there, how much it is, and how it looks.
+
+    `born` is -1 for what no recorded backward put there, or by a factor that is unknown. The look is "new" at the event
+    that adds it, "live", "used" by a step, or "unseen".
+    """
+
+    born: int
+    amount: float
+    look: str
+
+
+class Gradient:
+    """One parameter's `.grad` over time, and what of it is from which backward."""
+
+    def __init__(self, ledger: Ledger, parameter: int) -> None:
+        self.ledger = ledger
+        self.parameter = parameter
+        self.signed = words.is_signed(ledger, parameter)
+        if self.signed:
+            added, grad = ledger.exact[parameter]
+            self.added = added[:, 0]
+            self.grad = grad[:, 0]
+        else:
+            self.added = ledger.contribution[:, parameter].astype(float)
+            self.grad = ledger.grad[:, parameter].astype(float)
+        consumed = ledger.outcomes.consumed[:, parameter]
+        self.consumed = np.where(consumed < 0, len(ledger), consumed)
+        half = "16" in ledger.parameters[parameter].dtype
+        self.tolerance = SAME_IN_HALF if half else SAME
+
+    def is_present(self, event: int) -> bool:
+        """Return whether there is a `.grad` after the event."""
+        return bool(self.ledger.state[event, self.parameter] & PRESENT)
+
+    def parts(self, event: int) -> list[Part]:
+        """Return what is in `.grad` after an event, first what no recorded contribution is."""
+        flow = self.ledger.flow
+        born = flow.live(event, self.parameter)
+        coefficients = flow.coefficients(self.parameter, born, event)
+        lost = np.isnan(coefficients)
+        amounts = (self.added[born] * coefficients)[~lost].tolist()
+        parts = []
+        for backward, amount in zip(born[~lost].tolist(), amounts, strict=True):
+            parts.append(Part(backward, amount, self._look(backward, event)))
+        # Norms do not add up: how much of one is there by an unknown factor is a guess, and hatched.
+        rest = float(self.added[born[lost]].sum())
+        if self.signed:
+            rest = self._rest(event, amounts)
+        if rest:
+            parts.insert(0, Part(-1, rest, "unseen"))
+        return parts
+
+    def _look(self, backward: int, event: int) -> str:
+        if backward == event:
+            return "new"
+        return "used" if self.consumed[backward] <= event else "live"
+
+    def _rest(self, event: int, amounts: list[float]) -> float:
+        """Return what is in `.grad` besides these amounts, 0 where that is rounding."""
+        if not self.is_present(event):
+            return 0.0
+        grad = float(self.grad[event])
+        rest = math.nan
+        if np.isfinite(amounts).all():
+            rest = grad - math.fsum(amounts)
+        largest = max(map(abs, [grad, *amounts]))
+        return rest if abs(rest) > self.tolerance * largest else 0.0
+
+
+def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list[Part]]:
+    """Split `.grad` after each event into the contributions live in it.
+
+    Amounts are signed for a parameter of one recorded element, 2-norms else, each times its
+    coefficient in the flow. What is there by an unknown coefficient, or was not recorded, is one
+    part, the first.
+
+    >>> from accumviz.ledger.ledger import Parameter
+    >>> ledger = Ledger.build([Parameter("w", (1,))], [
+    ...     dict(kind="backward", contribution={"w": -16}, grad={"w": -16}),
+    ...     dict(kind="clip", grad={"w": -1}),
+    ... ])
+    >>> [[part.amount for part in parts] for parts in segments(ledger, 0, [0, 1])]
+    [[-16.0], [-1.0]]
+    """
+    gradient = Gradient(ledger, parameter)
+    return [gradient.parts(e) for e in events]
+
+
+def count_parts(ledger: Ledger) -> int:
+    """Return how many parts all bars of all parameters have together, at most."""
+    count = 0
+    for history in ledger.flow.histories:
+        lifetimes = int((history.end - history.born).sum())
+        count += len(history.parameters) * lifetimes
+    return count
+
+
+def _together(stacks: Iterable[list[Part]]) -> list[Part]:
+    """Put the parts of several parameters together, backward by backward: norms of what one of them added.
+
+    >>> _together([[Part(0, 3.0, "live")], [Part(0, -4.0, "used")]])
+    [Part(born=0, amount=5.0, look='used')]
+    """
+    squares: dict[int, float] = {}
+    looks: dict[int, str] = {}
+    for parts in stacks:
+        for part in parts:
+            squares[part.born] = squares.get(part.born, 0.0) + part.amount**2
+            if part.look == "used" or part.born not in looks:
+                looks[part.born] = part.look
+    norms = []
+    for born in sorted(squares):
+        norms.append(Part(born, math.sqrt(squares[born]), looks[born]))
+    return norms
+
+
+# --- bars -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -43,11 +156,15 @@ class Bar:
 
     def pieces(self) -> Iterator[tuple[Part, float, float]]:
         """Yield each part, where it starts and its length: above zero they stand on each other, below they hang."""
-        ends = {True: 0.0, False: 0.0}
+        above = 0.0
+        below = 0.0
         for part, length in zip(self.parts, self.lengths, strict=True):
-            side = length >= 0
-            yield part, ends[side], length
-            ends[side] += length
+            if length >= 0:
+                yield part, above, length
+                above += length
+            else:
+                yield part, below, length
+                below += length
 
     @property
     def reach(self) -> tuple[float, float]:
@@ -92,34 +209,18 @@ def lay_out(
     return scaled
 
 
-def one_scale(
-    reaches: Iterable[tuple[str, tuple[float, float]]],
-) -> dict[str, tuple[float, float]]:
-    """Return how far each parameter reaches on all of its ranks together, because they are compared.
-
-    >>> one_scale([("rank 0 · w", (-1, 0)), ("rank 1 · w", (0, 2))])
-    {'w': (-1, 2)}
-    """
-    scales: dict[str, tuple[float, float]] = {}
-    for own_name, (low, high) in reaches:
-        name = words.on_any_rank(own_name)
-        least, most = scales.get(name, (low, high))
-        scales[name] = min(low, least), max(high, most)
-    return scales
-
-
 def _lane(ledger: Ledger, p: int, events: Sequence[int]) -> Lane:
     gradient = Gradient(ledger, p)
     bars = []
     for e in events:
         grad = float(gradient.grad[e])
-        if present(ledger, e, p):
-            bars.append(_bar(gradient.parts(e), grad, signed=gradient.signed))
-        else:
-            bars.append(Bar("none", math.nan))
-    lows, highs = zip(*(bar.reach for bar in bars), strict=True)
+        bar = Bar("none", math.nan)
+        if gradient.is_present(e):
+            bar = _bar(gradient.parts(e), grad, signed=gradient.signed)
+        bars.append(bar)
+    low, high = _reach(bars)
     name = ledger.parameters[p].name
-    return Lane(p, name, gradient.signed, min(lows), max(highs), tuple(bars))
+    return Lane(p, name, gradient.signed, low, high, tuple(bars))
 
 
 def _bar(parts: list[Part], grad: float, *, signed: bool) -> Bar:
@@ -133,13 +234,34 @@ def _bar(parts: list[Part], grad: float, *, signed: bool) -> Bar:
     return Bar("whole", grad, tuple(parts), tuple(lengths))
 
 
-def count_parts(ledger: Ledger) -> int:
-    """Return how many parts all bars of all parameters have together, at most."""
-    count = 0
-    for history in ledger.flow.histories:
-        events = int((history.end - history.born).sum())
-        count += len(history.parameters) * events
-    return count
+def _reach(bars: Iterable[Bar]) -> tuple[float, float]:
+    """Return how far bars reach below and above zero."""
+    low = 0.0
+    high = 0.0
+    for bar in bars:
+        bottom, top = bar.reach
+        low = min(low, bottom)
+        high = max(high, top)
+    return low, high
+
+
+def one_scale(
+    reaches: Iterable[tuple[str, tuple[float, float]]],
+) -> dict[str, tuple[float, float]]:
+    """Return how far each parameter reaches on all of its ranks together, because they are compared.
+
+    >>> one_scale([("rank 0 · w", (-1, 0)), ("rank 1 · w", (0, 2))])
+    {'w': (-1, 2)}
+    """
+    scales: dict[str, tuple[float, float]] = {}
+    for name_on_rank, (low, high) in reaches:
+        name = words.on_any_rank(name_on_rank)
+        least, most = scales.get(name, (low, high))
+        scales[name] = min(low, least), max(high, most)
+    return scales
+
+
+# --- the page -------------------------------------------------------------------------------------
 
 
 class PageBars:
@@ -151,44 +273,50 @@ class PageBars:
     """
 
     def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        events = range(len(ledger))
-        self.stacks = [
-            segments(ledger, p, events) for p in range(len(ledger.parameters))
-        ]
+        self.gradients = []
+        self.stacks = []
+        for p in range(len(ledger.parameters)):
+            gradient = Gradient(ledger, p)
+            self.gradients.append(gradient)
+            self.stacks.append([gradient.parts(e) for e in range(len(ledger))])
         self.columns: dict[str, list[Any]] = {"n": [], "age": [], "by": [], "look": []}
 
     def add(
         self, members: range, norms: np.ndarray, grads: np.ndarray
     ) -> tuple[float, float]:
         """Add a row of parameters with what it was added and what it had, and return how far its bars reach."""
+        gradient = self.gradients[members.start]
+        signed = gradient.signed and len(members) == 1
+        totals = gradient.grad if signed else grads
         stacks = self._stacks_of(members)
-        signed = len(members) == 1 and words.is_signed(self.ledger, members.start)
-        totals_of = totals(self.ledger, members.start) if signed else grads
-        ages, amounts, looks = [], [], ""
-        reaches = [(0.0, 0.0)]
+        bars = []
         for e, parts in enumerate(stacks):
             if not grads[e] < 0:
-                bar = _bar(parts, float(totals_of[e]), signed=signed)
-                reaches.append(bar.reach)
-            for part in parts:
-                ages.append(-1 if part.born < 0 else e - part.born)
-                norm = 1.0 if part.born < 0 else float(norms[part.born])
-                amounts.append(_factor(part.amount, norm))
-                looks += str(LOOKS.index(part.look))
-        row = [len(parts) for parts in stacks], ages, amounts, looks
-        for column, cells in zip(self.columns.values(), row, strict=True):
-            column.append(cells)
-        lows, highs = zip(*reaches, strict=True)
-        return min(lows), max(highs)
+                bars.append(_bar(parts, float(totals[e]), signed=signed))
+        self._add_parts(stacks, norms)
+        return _reach(bars)
 
     def _stacks_of(self, members: range) -> list[list[Part]]:
         if len(members) == 1:
             return self.stacks[members.start]
-        stacks = []
-        for of_event in zip(*(self.stacks[p] for p in members), strict=True):
-            stacks.append(together(list(itertools.chain(*of_event))))
-        return stacks
+        of_members = self.stacks[members.start : members.stop]
+        return [_together(of_event) for of_event in zip(*of_members, strict=True)]
+
+    def _add_parts(self, stacks: list[list[Part]], norms: np.ndarray) -> None:
+        ages = []
+        factors = []
+        looks = ""
+        for e, parts in enumerate(stacks):
+            for part in parts:
+                is_unseen = part.born < 0
+                norm = 1.0 if is_unseen else float(norms[part.born])
+                ages.append(-1 if is_unseen else e - part.born)
+                factors.append(_factor(part.amount, norm))
+                looks += str(LOOKS.index(part.look))
+        self.columns["n"].append([len(parts) for parts in stacks])
+        self.columns["age"].append(ages)
+        self.columns["by"].append(factors)
+        self.columns["look"].append(looks)
 
 
 def _factor(amount: float, norm: float) -> float | str:
@@ -206,9 +334,29 @@ def lane_height(reaches: Sequence[tuple[float, float]], events: int) -> int:
     count = len(reaches)
     if not 0 < count <= MOST_LANES or not 0 < events <= _MOST_EVENTS:
         return 0
-    if any(min(-low, high) > 0.1 * max(-low, high) for low, high in reaches):
-        return max(min(240 // count, 160), 60)
+    for low, high in reaches:
+        shorter, longer = sorted([-low, high])
+        if shorter > 0.1 * longer:
+            return max(min(240 // count, 160), 60)
     return 84 if count == 1 else 60
+
+
+# --- the legend -----------------------------------------------------------------------------------
+
+
+def unseen(ledger: Ledger) -> str:
+    """Say where what no recorded backward put into `.grad` comes from."""
+    return "other ranks" if ledger.of("sync") else "not recorded"
+
+
+def part_texts(ledger: Ledger) -> dict[str, str]:
+    """Return what a legend says of each look of a part of `.grad`."""
+    return {
+        "new": "added now",
+        "live": "already in .grad",
+        "used": "used by a step",
+        "unseen": unseen(ledger),
+    }
 
 
 def part_keys(
@@ -227,6 +375,8 @@ def part_keys(
             keys.append((words.shorten(label or "backward", 28), "new", color))
     first = next(iter(colors.values()), muted)
     for look, text in texts.items():
-        if look in looks and not (look == "new" and keys):
-            keys.append((text, look, muted if look == "unseen" else first))
+        if look not in looks or (look == "new" and keys):
+            continue
+        color = muted if look == "unseen" else first
+        keys.append((text, look, color))
     return keys

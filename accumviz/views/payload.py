@@ -9,33 +9,29 @@ import math
 import re
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 from accumviz.show import encoded, literal
-from accumviz.views import shares, style, words
-from accumviz.views.heat import heat
-from accumviz.views.layout import (
-    LOOKS,
-    PageBars,
-    count_parts,
-    lane_height,
-    one_scale,
-    part_keys,
-)
+from accumviz.views import layout, shares, style, words
+from accumviz.views.heat import heat, label_places
 from accumviz.views.listing import listing
 
 # What is shown at once; beyond, events are thinned, and a note says so.
-MOST_EVENTS, MOST_CELLS = 10_000, 2_000_000
+MOST_EVENTS = 10_000
+MOST_CELLS = 2_000_000
 # Parts of `.grad` are shown of so many rows × events: more would take long to split, and weigh.
-_MOST_BARS, _MOST_PARTS = 8000, 20_000
+_MOST_BARS = 8000
+_MOST_PARTS = 20_000
 # So many segments of bars of shares stand on a page; of more, whole steps are left out.
 _MOST_SEGMENTS = 2000
 # Numbers stand in the page as they are up to here; beyond, they are packed and rounded.
-_PLAIN_CELLS, _EXACT_NUMBERS, _PLAIN_TEXT = 3000, 12_000, 7000
+_PLAIN_CELLS = 3000
+_EXACT_NUMBERS = 12_000
+_PLAIN_TEXT = 7000
 # So many parameters are one row each; more are grouped by module.
 _UNGROUPED = 12
 # So many letters stand on end above a column.
@@ -43,21 +39,22 @@ _UPRIGHT = 12
 # Three digits are shown of a packed number; finer steps would only weigh.
 _FINEST = 8e-4
 # Codes of a packed number (what lies between is a logarithm).
-_NONE, _ZERO, _NAN, _INFINITE = 0, 1, 65534, 65535
+_NONE = 0
+_ZERO = 1
+_NAN = 65534
+_INFINITE = 65535
 # More pixels than a page is wide tell nobody anything.
 _WIDEST = 640
 _MUTED = "var(--av-muted)"
-# What the legends say of the looks of parts of `.grad`, and of shares.
-_PARTS = {
-    "new": "added now",
-    "live": "already in .grad",
-    "used": "used by a step",
-}
+# What the legend says of the looks of shares.
 _SHARES = {
     "new": "one backward",
     "used": "used by an earlier step, too",
     "unseen": "unknown",
 }
+
+Columns = dict[str, np.ndarray]
+Row = dict[str, Any]
 
 
 class Ground(Protocol):
@@ -78,52 +75,68 @@ def ledger_data(
     chosen, note = thin(ledger)
     events = [ledger.events[e] for e in chosen]
     colors = style.label_colors([literal(label) for label in ledger.labels])
-    names, kinds, heads = _Numbered(), _Numbered(), _Numbered()
-    inks = []
-    for label, color in colors.items():
-        inks.append([names(label), color, style.ink_on(color)])
+    subjects = [words.subject(event) for event in events]
+    strings, places = _numbered([*colors, *subjects])
+    kinds, kind_places = _numbered(str(event.kind) for event in events)
+    heads, head_places = _numbered(_heading(event) for event in events)
     files, lines = listing(ledger, events)
-    columns, rows = _rows(ledger, chosen)
-    lanes = _add_bars(ledger, rows, columns)
     happened = {
-        "k": [kinds(str(event.kind)) for event in events],
-        "u": [heads(_heading(event)) for event in events],
+        "k": kind_places,
+        "u": head_places,
         "c": lines,
-        **_events(ledger, events, names),
+        "l": places[len(colors) :],
+        **_events(ledger, events),
     }
     if len(chosen) < len(ledger):
         happened["i"] = chosen.tolist()
-    everywhere = (ledger.state & PRESENT).all()
-    reaches = [row["r"] for row in rows[: len(ledger.parameters)]]
-    scales = one_scale((row["n"], row["r"]) for row in rows)
-    for row in rows:
-        row["r"] = plain(scales[words.on_any_rank(row["n"])])
+    inks = []
+    for place, color in enumerate(colors.values()):
+        inks.append([place, color, style.ink_on(color)])
+    columns, rows = _rows(ledger, chosen)
+    lanes = _add_bars(ledger, rows, columns)
+    height = 0
+    if lanes:
+        reaches = [row["r"] for row in rows[: len(ledger.parameters)]]
+        height = layout.lane_height(reaches, len(chosen))
+    _use_one_scale(rows)
+    has_none = not (ledger.state & PRESENT).all()
     data: dict[str, Any] = {
         "note": note,
         "before": words.before(),
-        "kinds": [[kind, *style.kind(kind)] for kind in kinds.values],
+        "strings": strings,
+        "kinds": [[kind, *style.kind(kind)] for kind in kinds],
         "colors": inks,
         "keys": _keys(ledger, events, lanes.get("look", [])),
-        "none": "" if everywhere else "∅:\u00a0.grad\u00a0is\u00a0None.",
+        "none": "∅:\u00a0.grad\u00a0is\u00a0None." if has_none else "",
         "e": happened,
-        "heads": heads.values,
+        "heads": heads,
         "count": len(ledger.parameters),
         "p": rows,
         "code": files,
         "x": _exact(ledger, chosen),
         "digits": 4 if columns["c"].size <= _PLAIN_CELLS else 3,
-        "lane": lane_height(reaches, len(chosen)) if lanes else 0,
+        "lane": height,
         "lanes": lanes,
-        "unseen": _unseen(ledger),
+        "unseen": layout.unseen(ledger),
     }
-    weighed = _shares(ledger, chosen, names, colors)
+    weighed = _shares(ledger, chosen.tolist(), colors)
     if weighed:
         data["shares"] = weighed
-    data["strings"] = names.values
     moved = ground.picture(ledger, chosen.tolist()) if ground is not None else None
     if moved:
         data["weights"] = moved
     return data, _add_numbers(data, ledger, events, columns, levels)
+
+
+def _numbered(values: Iterable[Hashable]) -> tuple[list[Any], list[int]]:
+    """Return each value once, and the place of every value among them.
+
+    >>> _numbered("abca")
+    (['a', 'b', 'c'], [0, 1, 2, 0])
+    """
+    places: dict[Hashable, int] = {}
+    numbers = [places.setdefault(value, len(places)) for value in values]
+    return list(places), numbers
 
 
 # --- what travels ---------------------------------------------------------------------------------
@@ -150,17 +163,22 @@ def pack(column: np.ndarray) -> tuple[bytes, float, float]:
 
     Neighbours in time are alike, and equal bytes side by side are what compression lives on.
     """
-    known = np.isfinite(column) & (column > 0)
-    logs = np.log(column, where=known, out=np.zeros(column.shape))
-    low = float(logs[known].min()) if known.any() else 0.0
-    high = float(logs[known].max()) if known.any() else 0.0
+    positive = np.isfinite(column) & (column > 0)
+    logs = np.log(column, where=positive, out=np.zeros(column.shape))
+    low = 0.0
+    high = 0.0
+    if positive.any():
+        low = float(logs[positive].min())
+        high = float(logs[positive].max())
     step = max((high - low) / (_NAN - 3), _FINEST)
-    codes = np.where(known, np.rint((logs - low) / step) + 2, _ZERO).astype(np.uint16)
+    levels = np.rint((logs - low) / step) + 2
+    codes = np.where(positive, levels, _ZERO).astype(np.uint16)
     codes[column < 0] = _NONE
     codes[np.isnan(column)] = _NAN
     codes[np.isposinf(column)] = _INFINITE
-    halves = (codes >> 8).astype(np.uint8), codes.astype(np.uint8)
-    return halves[0].tobytes() + halves[1].tobytes(), low, step
+    high_bytes = (codes >> 8).astype(np.uint8)
+    low_bytes = codes.astype(np.uint8)
+    return high_bytes.tobytes() + low_bytes.tobytes(), low, step
 
 
 def plain(
@@ -171,29 +189,16 @@ def plain(
     >>> plain([1.0, 0.25, float("nan"), float("-inf")])
     [1, 0.25, 'NaN', '-Infinity']
     """
-    return [_plain(float(x), digits) for x in np.asarray(numbers, float).ravel()]
+    values = np.asarray(numbers, float).ravel().tolist()
+    return [_plain(value, digits) for value in values]
 
 
-def _plain(x: float, digits: int) -> float | str | None:
-    if not math.isfinite(x):
-        return encoded(x)
-    short = float(f"{x:.{digits}g}")
-    return int(short) if short == int(short) and abs(short) < 1e15 else short
-
-
-class _Numbered:
-    """Each value once; what repeats them holds their numbers."""
-
-    def __init__(self) -> None:
-        self._at: dict[Any, int] = {}
-
-    def __call__(self, value: Any) -> int:
-        return self._at.setdefault(value, len(self._at))
-
-    @property
-    def values(self) -> list[Any]:
-        """The values, in the order of their numbers."""
-        return [*self._at]
+def _plain(value: float, digits: int) -> float | str | None:
+    if not math.isfinite(value):
+        return encoded(value)
+    short = float(f"{value:.{digits}g}")
+    is_whole = short == int(short) and abs(short) < 1e15
+    return int(short) if is_whole else short
 
 
 # --- which events ---------------------------------------------------------------------------------
@@ -204,7 +209,8 @@ def thin(ledger: Ledger) -> tuple[np.ndarray, str]:
 
     Whole accumulation windows are kept.
     """
-    most = max(min(MOST_EVENTS, MOST_CELLS // max(len(ledger.parameters), 1)), 2)
+    parameters = max(len(ledger.parameters), 1)
+    most = max(min(MOST_EVENTS, MOST_CELLS // parameters), 2)
     if len(ledger) <= most:
         return np.arange(len(ledger)), ""
     opens = np.array([event.kind == "backward" for event in ledger.events])
@@ -222,26 +228,25 @@ def thin(ledger: Ledger) -> tuple[np.ndarray, str]:
 def _heading(event: Event) -> tuple[str, str, str]:
     """Return what stands above a column: on end; in two lines."""
     rank = "" if event.rank is None else f"{event.rank}: "
-    action, subject = words.action(event), words.subject(event)
+    action = words.action(event)
+    subject = words.subject(event)
     is_named = event.kind in ("backward", "sync") and subject
-    upright = words.shorten(rank + (subject if is_named else action), _UPRIGHT)
-    return upright, action, rank + subject
+    upright = rank + (subject if is_named else action)
+    return words.shorten(upright, _UPRIGHT), action, rank + subject
 
 
-def _events(
-    ledger: Ledger, events: Sequence[Event], names: _Numbered
-) -> dict[str, Any]:
+def _events(ledger: Ledger, events: Sequence[Event]) -> dict[str, Any]:
     """Return the events as columns; what most of them lack is a list of positions."""
     columns: dict[str, Any] = {
         "h": [words.head(event) for event in events],
-        "l": [names(words.subject(event)) for event in events],
         "retained": [i for i, event in enumerate(events) if _is_retained(event)],
     }
-    saved = [(event.saved_before, event.saved_after) for event in events]
-    if np.isfinite(np.array(saved, float)).any():
-        for key, column in zip("ba", zip(*saved, strict=True), strict=True):
-            columns[key] = [None if x == "NaN" else x for x in plain(column)]
-    texts = [words.about(ledger, e) for e in events]
+    before = [event.saved_before for event in events]
+    after = [event.saved_after for event in events]
+    if np.isfinite([before, after]).any():
+        columns["b"] = _or_none(before)
+        columns["a"] = _or_none(after)
+    texts = [words.about(ledger, event) for event in events]
     if any(texts):
         columns["t"] = texts
     return columns
@@ -252,6 +257,10 @@ def _is_retained(event: Event) -> bool:
     return bool(details.get("retain_graph") or details.get("create_graph"))
 
 
+def _or_none(numbers: Sequence[float]) -> list[float | str | None]:
+    return [None if math.isnan(x) else _plain(x, 6) for x in numbers]
+
+
 # --- legends --------------------------------------------------------------------------------------
 
 
@@ -259,33 +268,36 @@ def _keys(
     ledger: Ledger, events: Sequence[Event], digits: list[str]
 ) -> list[list[str]]:
     """Return the legend, of what there is: what it says, the look of its swatch, its colour."""
-    parts = _PARTS | {"unseen": _unseen(ledger)}
-    looks = {LOOKS[int(digit)] for digit in "".join(digits)}
+    looks = {layout.LOOKS[int(digit)] for digit in "".join(digits)}
     if not digits and (ledger.state & CONTRIBUTED).any():
         looks.add("new")
     colors = style.label_colors(ledger.labels)
+    texts = layout.part_texts(ledger)
     keys = []
-    for text, look, color in part_keys(colors, looks, parts, _MUTED):
+    for text, look, color in layout.part_keys(colors, looks, texts, _MUTED):
         # A canvas has no hatching.
-        keys.append([text, "live" if look == "unseen" else look, color])
+        swatch = "live" if look == "unseen" else look
+        keys.append([text, swatch, color])
     for kind in dict.fromkeys(str(event.kind) for event in events):
-        color, dashes = style.kind(kind)
         if kind != "backward":
+            color, dashes = style.kind(kind)
             keys.append([literal(kind), "rule", f"{color}{style.stripes(dashes)}"])
     keys.append([".grad after the event", "after", "var(--av-text)"])
-    saved = [e.saved_before for e in events if not math.isnan(e.saved_before)]
-    if saved:
-        pale = f"color-mix(in srgb, {_MUTED} 50%, transparent)"
-        most = style.size(max(saved))
-        keys.append([f"saved tensors before, at most {most}", "bytes", pale])
-        if any(event.saved_after > 0 for event in events):
-            keys.append(["after", "bytes", _MUTED])
+    return keys + _byte_keys(events)
+
+
+def _byte_keys(events: Sequence[Event]) -> list[list[str]]:
+    """Return the entries of the legend for the bytes of saved tensors, where they were measured."""
+    before = [event.saved_before for event in events]
+    measured = [size for size in before if not math.isnan(size)]
+    if not measured:
+        return []
+    text = f"saved tensors before, at most {style.size(max(measured))}"
+    pale = f"color-mix(in srgb, {_MUTED} 50%, transparent)"
+    keys = [[text, "bytes", pale]]
+    if any(event.saved_after > 0 for event in events):
+        keys.append(["after", "bytes", _MUTED])
     return keys
-
-
-def _unseen(ledger: Ledger) -> str:
-    """Say where what no recorded backward put into `.grad` comes from."""
-    return "other ranks" if ledger.of("sync") else "not recorded"
 
 
 def _marks(events: int, pixels: int) -> str:
@@ -295,58 +307,67 @@ def _marks(events: int, pixels: int) -> str:
     'Stronger: a larger contribution. Grey: .grad without one; ink: not finite. A pixel shows the largest of 2 events.'
     """
     text = "Stronger: a larger contribution. Grey: .grad without one; ink: not finite."
-    coarse = math.ceil(events / pixels)
-    return (
-        f"{text} A pixel shows the largest of {coarse} events." if coarse > 1 else text
-    )
+    each = math.ceil(events / pixels)
+    if each > 1:
+        text += f" A pixel shows the largest of {each} events."
+    return text
 
 
 # --- shares ---------------------------------------------------------------------------------------
 
 
 def _shares(
-    ledger: Ledger, chosen: np.ndarray, names: _Numbered, colors: dict[str, str]
+    ledger: Ledger, chosen: list[int], colors: dict[str, str]
 ) -> dict[str, Any]:
     """Return the bars of shares: their scale `r`, and for each its step `e`, objective `o`, and so on.
 
     A segment is the place of its backward (-1: not shown), where it starts, how long it is, its look and its text.
     """
-    bars, note = shares.bars(ledger, chosen.tolist(), _MOST_SEGMENTS)
+    bars, note = shares.bars(ledger, chosen, _MOST_SEGMENTS)
     if not bars:
         return {}
-    at = {event: i for i, event in enumerate(chosen.tolist())}
-    several = len({bar.objective for bar in bars}) > 1
+    places = {event: place for place, event in enumerate(chosen)}
+    labels = list(colors)
+    objectives = {bar.objective for bar in bars}
+    inks = {}
+    looks: set[str] = set()
     rows = []
     for bar in bars:
-        parts = []
-        for part in bar.segments:
-            # Of a width of pixels four digits are seen.
-            ends = plain([part.start, part.length], 4)
-            parts.append([at.get(part.backward, -1), *ends, part.look, part.text])
+        label = literal(bar.label)
+        inks[label] = colors[label]
+        looks.update(part.look for part in bar.segments)
         rank = ledger[bar.step].rank
-        whose = [
-            "" if rank is None else f"rank {rank}",
-            _operation(bar.objective) if several else "",
-        ]
+        whose = []
+        if rank is not None:
+            whose.append(f"rank {rank}")
+        if len(objectives) > 1:
+            whose.append(_operation(bar.objective))
         row = {
-            "e": at[bar.step],
-            "o": " · ".join(filter(None, whose)),
-            "l": names(literal(bar.label)),
+            "e": places[bar.step],
+            "o": " · ".join(whose),
+            "l": labels.index(label),
             "t": bar.total,
             "w": bar.words,
-            "s": parts,
+            "s": [_segment(part, places) for part in bar.segments],
         }
         rows.append(row)
-    labels = dict.fromkeys(literal(bar.label) for bar in bars)
-    looks = {part.look for bar in bars for part in bar.segments}
-    inks = {label: colors[label] for label in labels}
-    dashed = ", ".join(filter(None, ["Dashed: 1", shares.among(ledger)]))
+    dashed = "Dashed: 1"
+    together = shares.among(ledger)
+    if together:
+        dashed += f", {together}"
     return {
         "r": plain(shares.reach(bars)),
         "rows": rows,
-        "keys": part_keys(inks, looks, _SHARES, _MUTED),
+        "keys": layout.part_keys(inks, looks, _SHARES, _MUTED),
         "note": f"{dashed}. {note}".strip(),
     }
+
+
+def _segment(part: shares.Segment, places: dict[int, int]) -> list[Any]:
+    place = places.get(part.backward, -1)
+    # Of a width of pixels four digits are seen.
+    start, length = plain([part.start, part.length], 4)
+    return [place, start, length, part.look, part.text]
 
 
 def _operation(objective: str) -> str:
@@ -355,15 +376,14 @@ def _operation(objective: str) -> str:
     >>> _operation("loss / K · MseLossBackward0 2"), _operation("g_loss")
     ('MseLoss 2', 'g_loss')
     """
-    return re.sub(r"Backward\d+", "", objective.rpartition(" · ")[2])
+    operation = objective.rpartition(" · ")[2]
+    return re.sub(r"Backward\d+", "", operation)
 
 
 # --- parameters -----------------------------------------------------------------------------------
 
 
-def _rows(
-    ledger: Ledger, chosen: np.ndarray
-) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[Columns, list[Row]]:
     """Return the columns of the page, row after row: each parameter's and, of many, each group's norms; -1 for None.
 
     A row is described by its name `n`, short name `s`, shape `d`, reach `r` of its bars and, if it is a group,
@@ -375,10 +395,10 @@ def _rows(
     rows = [_parameter(parameter) for parameter in ledger.parameters]
     if len(rows) > _UNGROUPED:
         groups = words.group_rows([row["n"] for row in rows])
-        for name, start, stop in groups:
-            rows.append({"n": name, "s": name, "d": [], "in": [start, stop]})
         added = np.concatenate([added, _group_norms(added, groups)])
         grads = np.concatenate([grads, _group_norms(grads, groups)])
+        for name, start, stop in groups:
+            rows.append({"n": name, "s": name, "d": [], "in": [start, stop]})
     for row, first, grad in zip(rows, added, grads, strict=True):
         highest = grad[np.isfinite(grad)].max(initial=0.0)
         row["r"] = 0.0, float(highest)
@@ -387,7 +407,7 @@ def _rows(
     return {"c": added.ravel(), "g": grads.ravel()}, rows
 
 
-def _parameter(parameter: Parameter) -> dict[str, Any]:
+def _parameter(parameter: Parameter) -> Row:
     name = literal(parameter.name)
     return {"n": name, "s": words.shorten(name, 40), "d": list(parameter.shape)}
 
@@ -397,8 +417,10 @@ def _group_norms(column: np.ndarray, groups: Sequence[words.Group]) -> list[np.n
     norms = []
     for group in groups:
         rows = column[group.start : group.stop]
-        whole = np.sqrt((np.where(rows < 0, 0.0, rows) ** 2).sum(axis=0))
-        norms.append(np.where((rows < 0).all(axis=0), -1.0, whole))
+        is_none = rows < 0
+        squares = np.where(is_none, 0.0, rows) ** 2
+        whole = np.sqrt(squares.sum(axis=0))
+        norms.append(np.where(is_none.all(axis=0), -1.0, whole))
     return norms
 
 
@@ -415,26 +437,37 @@ def _begins(first: Event, added: float, grad: float) -> bool:
 
 
 def _add_bars(
-    ledger: Ledger, rows: list[dict[str, Any]], columns: dict[str, np.ndarray]
+    ledger: Ledger, rows: list[Row], columns: Columns
 ) -> dict[str, list[Any]]:
     """Return the bars of small ledgers, and add how far they reach, and what events erased unused, to the rows."""
     cells = columns["c"].size
-    if not 0 < cells <= _MOST_BARS or cells != len(rows) * len(ledger):
+    is_thinned = cells != len(rows) * len(ledger)
+    if is_thinned or not 0 < cells <= _MOST_BARS:
         return {}
-    if (
-        count_parts(ledger) > _MOST_PARTS
-    ):  # what is never zeroed stays in every later bar
+    # What is never zeroed stays in every later bar.
+    if layout.count_parts(ledger) > _MOST_PARTS:
         return {}
-    bars = PageBars(ledger)
-    norms, grads = (column.reshape(len(rows), -1) for column in columns.values())
+    bars = layout.PageBars(ledger)
+    norms = columns["c"].reshape(len(rows), -1)
+    grads = columns["g"].reshape(len(rows), -1)
     for p, row in enumerate(rows):
         members = range(*row.get("in", (p, p + 1)))
         row["r"] = bars.add(members, norms[p], grads[p])
-    places = {parameter.name: p for p, parameter in enumerate(ledger.parameters)}
+    rows_by_name = {}
+    for parameter, row in zip(ledger.parameters, rows, strict=False):
+        rows_by_name[parameter.name] = row
     for e in range(len(ledger)):
         for name, births in ledger.unconsumed(e).items():
-            rows[places[name]].setdefault("lost", {})[e] = births
+            rows_by_name[name].setdefault("lost", {})[e] = births
     return bars.columns
+
+
+def _use_one_scale(rows: list[Row]) -> None:
+    """Let each row reach as far as its parameter does on all ranks."""
+    scales = layout.one_scale((row["n"], row["r"]) for row in rows)
+    for row in rows:
+        name = words.on_any_rank(row["n"])
+        row["r"] = plain(scales[name])
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -444,7 +477,7 @@ def _add_numbers(
     data: dict[str, Any],
     ledger: Ledger,
     events: Sequence[Event],
-    columns: dict[str, np.ndarray],
+    columns: Columns,
     levels: tuple[float, float] | None,
 ) -> bytes:
     """Add norms and heat map to the data, as numbers or as places in the bytes that are returned."""
@@ -456,50 +489,62 @@ def _add_numbers(
             data[name] = plain(column)
         else:
             packed, low, step = pack(column)
-            place = {"at": len(blob), "size": column.size, "low": low, "step": step}
-            data[name] = place
+            data[name] = {
+                "at": len(blob),
+                "size": column.size,
+                "low": low,
+                "step": step,
+            }
             blob += packed
     if not events or not ledger.parameters:
         return blob
     pixels = _pixels(ledger, events, columns, levels)
-    heat_map = {"w": pixels.shape[1], "told": _marks(len(events), pixels.shape[1])}
+    width = pixels.shape[1]
+    data["heat"] = {"w": width, "told": _marks(len(events), width)}
     if blob:
-        data["heat"] = heat_map | {"at": len(blob)}
-        return blob + pixels.tobytes()
-    data["heat"] = heat_map | {"px": pixels.ravel().tolist()}
+        data["heat"]["at"] = len(blob)
+        blob += pixels.tobytes()
+    else:
+        data["heat"]["px"] = pixels.ravel().tolist()
     return blob
 
 
 def _pixels(
     ledger: Ledger,
     events: Sequence[Event],
-    columns: dict[str, np.ndarray],
+    columns: Columns,
     levels: tuple[float, float] | None,
 ) -> np.ndarray:
     """Return the codes of the heat map of all parameters."""
-    places = {label: i for i, label in enumerate(ledger.labels)}
-    labels = np.array([places.get(event.label, 0) for event in events], np.int64)
-    added, grad = (
-        columns[name].reshape(-1, len(events))[: len(ledger.parameters)]
-        for name in "cg"
-    )
-    count = min(len(events), _WIDEST)
-    starts = np.unique(np.arange(count) * len(events) // count)
+    count = len(ledger.parameters)
+    added = columns["c"].reshape(-1, len(events))[:count]
+    grad = columns["g"].reshape(-1, len(events))[:count]
+    width = min(len(events), _WIDEST)
+    starts = np.unique(np.arange(width) * len(events) // width)
+    labels = label_places(ledger, events)
     return heat(added, ~(grad < 0), labels, starts, levels=levels).codes
 
 
 def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:
     """Return all elements of the small parameters, if they are few: [contributions, grads]."""
     small = [p for p in sorted(ledger.exact) if ledger.parameters[p].numel <= 4]
-    numbers = 2 * len(chosen) * sum(ledger.parameters[p].numel for p in small)
-    if numbers > _EXACT_NUMBERS:
+    elements = sum(ledger.parameters[p].numel for p in small)
+    if 2 * len(chosen) * elements > _EXACT_NUMBERS:
         return {}
     kept: dict[str, Any] = {}
     for p in small:
-        sides = []
-        for values, bit in zip(ledger.exact[p], (CONTRIBUTED, PRESENT), strict=True):
-            is_there = (ledger.state[chosen, p] & bit).tolist()
-            rows = zip(values[chosen], is_there, strict=True)
-            sides.append([plain(row) if there else None for row, there in rows])
-        kept[str(p)] = sides
+        state = ledger.state[chosen, p]
+        added, grads = ledger.exact[p]
+        kept[str(p)] = [
+            _elements(added[chosen], state & CONTRIBUTED),
+            _elements(grads[chosen], state & PRESENT),
+        ]
     return kept
+
+
+def _elements(values: np.ndarray, present: np.ndarray) -> list[Any]:
+    """Return the elements after each event, None where there are none."""
+    rows = []
+    for row, is_present in zip(values, present, strict=True):
+        rows.append(plain(row) if is_present else None)
+    return rows

@@ -6,12 +6,13 @@ import fnmatch
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from accumviz.ledger.ledger import Event, Ledger, Parameter, Recorded, recorded
 from accumviz.views import heatmap, style, words
 from accumviz.views.columns import (
-    NAMED,
     EventColumns,
+    ShareStrip,
     draw_headings,
     draw_name,
     draw_rule,
@@ -33,11 +34,21 @@ from accumviz.views.figure import (
     draw_legend,
     text_width,
 )
-from accumviz.views.layout import MOST_LANES, Bar, Lane, lay_out, part_keys
-from accumviz.views.parts import Part
-from accumviz.views.sharebars import TALL, ShareStrip
+from accumviz.views.layout import (
+    MOST_LANES,
+    Bar,
+    Lane,
+    Part,
+    lay_out,
+    part_keys,
+    part_texts,
+)
 
-_LEFT, _NARROWEST, _TIGHT, _WIDEST = 14.0, 21.0, 13.0, 112.0
+_LEFT = 14.0
+# How narrow a column of bars may be, on a page and on a phone, and how wide.
+_NARROWEST = 21.0
+_TIGHT = 13.0
+_WIDEST = 112.0
 # How tall a lane is: one, two or three, more.
 _LANES = (150.0, 112.0, 88.0)
 # Room beyond the ends of bars, for their totals.
@@ -46,12 +57,12 @@ _TOTAL = 27.0
 _WORDY = 36.0
 # A part that is thinner has no outline: the outlines would be all of it.
 _THIN = 4.0
-# The opacity of the looks of parts, their hatching, and what the legend says of them.
+# The opacity of the looks of parts, and their hatching.
 _LOOKS = {
-    "new": (1.0, None, "added by this backward"),
-    "live": (LIVE, None, "already in .grad"),
-    "used": (0.0, None, "already used by a step"),
-    "unseen": (0.0, "xx", "not from a recorded backward"),
+    "new": (1.0, None),
+    "live": (LIVE, None),
+    "used": (0.0, None),
+    "unseen": (0.0, "xx"),
 }
 
 
@@ -79,12 +90,16 @@ def timeline(
     'Event 0, backward: w receives −16, .grad −16.'
     """
     ledger = recorded(ledger, "timeline")
-    rows, chosen = _parameters(ledger, parameters), _events(ledger, events)
-    if not rows or not chosen:
-        figure = _nothing("parameter" if chosen else "event")
+    rows = _parameters(ledger, parameters)
+    chosen = _events(ledger, events)
+    if not chosen:
+        figure = _nothing("event")
+    elif not rows:
+        figure = _nothing("parameter")
     else:
         figure = _draw(ledger, rows, chosen, WIDE)
-        if 72 * figure.get_size_inches()[0] > PHONE:
+        width = 72 * figure.get_size_inches()[0]
+        if width > PHONE:
             figure.narrow = _draw(ledger, rows, chosen, PHONE)
     figure.words = words.story(ledger, chosen, rows)
     if figure.narrow is not None:
@@ -106,11 +121,13 @@ def _parameters(
         return list(range(len(ledger.parameters)))
     if isinstance(wanted, str) or not isinstance(wanted, Iterable):
         wanted = [wanted]
-    names = [parameter.name for parameter in ledger.parameters]
     chosen: list[int] = []
     for one in wanted:
-        pattern = one if isinstance(one, str) else ""
-        matches = [i for i, name in enumerate(names) if fnmatch.fnmatch(name, pattern)]
+        matches = []
+        if isinstance(one, str):
+            for p, parameter in enumerate(ledger.parameters):
+                if fnmatch.fnmatch(parameter.name, one):
+                    matches.append(p)
         chosen += matches or [ledger.index(one)]
     return list(dict.fromkeys(chosen))
 
@@ -133,11 +150,12 @@ def _draw(
     ledger: Ledger, rows: list[int], events: list[int], width: float
 ) -> PageFigure:
     """Paint lanes below their names, or a heat map where an event has no column wide enough for a bar."""
+    is_phone = width <= PHONE
     # Free at the right, where the dashed line of the shares is named.
-    right = 16.0 if width <= PHONE else 24.0
+    right = 16.0 if is_phone else 24.0
+    narrowest = _TIGHT if is_phone else _NARROWEST
     room = (width - _LEFT - right) / len(events)
-    least = _TIGHT if width <= PHONE else _NARROWEST
-    if room < least or len(rows) > MOST_LANES:
+    if room < narrowest or len(rows) > MOST_LANES:
         return heatmap.draw(ledger, rows, events, width)
     columns = EventColumns(_LEFT, min(room, _WIDEST), [ledger[e] for e in events])
     canvas = Canvas(max(columns.end + right, min(width, 400.0)))
@@ -157,8 +175,10 @@ class _Place:
     @classmethod
     def of(cls, lane: Lane, top: float, tall: float) -> _Place:
         """Return the place of a lane, with room for totals beyond the ends of its bars."""
-        scale = (tall - 2 * _TOTAL) / ((lane.high - lane.low) or 1.0)
-        return cls(top, top + tall, top + _TOTAL + lane.high * scale, scale)
+        units = (lane.high - lane.low) or 1.0
+        scale = (tall - 2 * _TOTAL) / units
+        zero = top + _TOTAL + lane.high * scale
+        return cls(top, top + tall, zero, scale)
 
     def y(self, value: float) -> float:
         """Return where a value stands."""
@@ -171,67 +191,75 @@ class _Painter:
     def __init__(
         self, canvas: Canvas, ledger: Ledger, columns: EventColumns, lanes: list[Lane]
     ) -> None:
-        self.canvas, self.ledger, self.columns = canvas, ledger, columns
+        self.canvas = canvas
+        self.ledger = ledger
+        self.columns = columns
         self.lanes = lanes
         self.colors = style.label_colors(ledger.labels)
         self.bar = min(columns.width * 0.66, 52.0)
-        self.digits = 4 if columns.width >= _WORDY else 3
+        self.is_wordy = columns.width >= _WORDY
         # Whether a total had no room, and a line was faint.
-        self.left_out = self.foreign = False
+        self.left_out = False
+        self.foreign = False
 
     def paint(self) -> PageFigure:
         """Paint headings, lanes, shares, bytes and the legend, from the top."""
-        canvas, columns = self.canvas, self.columns
-        events = columns.events
+        canvas = self.canvas
+        columns = self.columns
         y = heading_height(columns)
         draw_headings(canvas, columns, 0.0, y)
         tall = _LANES[min(len(self.lanes) // 2, 2)]
         for lane in self.lanes:
             what = "number" if lane.signed else "norm ‖·‖"
-            draw_name(canvas, lane.name, what, y, mono=True)
-            self._lane(lane, _Place.of(lane, y + NAMED, tall))
-            y += NAMED + tall
+            top = draw_name(canvas, lane.name, what, y, mono=True)
+            self._lane(lane, _Place.of(lane, top, tall))
+            y = top + tall
         keys = self._keys()
-        shares = ShareStrip(self.ledger, [event.index for event in events])
+        shares = ShareStrip(self.ledger, columns.events)
         if shares.bars:
-            draw_name(canvas, "shares of the step", "", y)
-            shares.draw(canvas, columns, y + NAMED)
-            y += NAMED + TALL
+            top = draw_name(canvas, "shares of the step", "", y)
+            y = shares.draw(canvas, columns, top)
             keys += shares.keys()
             self.left_out |= shares.left_out
-        strips = strips_of(events)
+        strips = strips_of(columns.events)
         y = draw_strips(canvas, columns, strips, y)
         for strip in strips:
             keys += strip.keys()
-        notes = self._notes()
-        return canvas.finish(draw_legend(canvas, keys, notes, y + 12) + 6)
+        bottom = draw_legend(canvas, keys, self._notes(), y + 12)
+        return canvas.finish(bottom + 6)
 
     def _lane(self, lane: Lane, place: _Place) -> None:
-        canvas, columns = self.canvas, self.columns
-        parameter = self.ledger.parameters[lane.parameter]
-        for i, event in enumerate(columns.events):
-            foreign = _is_foreign(self.ledger, event, parameter)
-            self.foreign |= foreign
-            ends = columns.x(i), place.top, place.bottom
-            draw_rule(canvas, event, *ends, faint=foreign)
+        canvas = self.canvas
+        columns = self.columns
+        self._rules(lane, place)
         canvas.level(columns.left, columns.end, place.zero, color=MUTED, width=0.9, z=1)
-        texts = [style.number(bar.grad, self.digits) for bar in lane.bars]
-        rooms = self._rooms([self._width(text) for text in texts])
-        for i, (bar, text) in enumerate(zip(lane.bars, texts, strict=True)):
+        digits = 4 if self.is_wordy else 3
+        totals = [style.number(bar.grad, digits) for bar in lane.bars]
+        rooms = self._rooms(totals)
+        for i, bar in enumerate(lane.bars):
             if bar.state == "none":
                 self._absent(place, i)
             elif bar.state == "broken":
-                self._broken(place, i, text)
+                self._broken(place, i, totals[i])
             else:
                 self._bar(bar, place, i)
-                self._total(bar, place, i, text, rooms[i])
+                self._total(bar, place, i, totals[i], rooms[i])
             self._erased(lane, place, i)
 
-    def _rooms(self, widths: list[float]) -> list[float]:
+    def _rules(self, lane: Lane, place: _Place) -> None:
+        """Draw the line of each event across a lane."""
+        parameter = self.ledger.parameters[lane.parameter]
+        for i, event in enumerate(self.columns.events):
+            faint = _is_foreign(self.ledger, event, parameter)
+            self.foreign |= faint
+            x = self.columns.x(i)
+            draw_rule(self.canvas, event, x, place.top, place.bottom, faint=faint)
+
+    def _rooms(self, totals: list[str]) -> list[float]:
         """Return the room of each total: a column if all fit there, else two, where a step used it."""
         column = self.columns.width
-        if max(widths) <= column:
-            return [column] * len(widths)
+        if max(_total_width(total) for total in totals) <= column:
+            return [column] * len(totals)
         kinds = [event.kind for event in self.columns.events] + [""]
         rooms = []
         for kind, following in itertools.pairwise(kinds):
@@ -239,58 +267,57 @@ class _Painter:
             rooms.append(2 * column if is_used else 0.0)
         return rooms
 
-    def _width(self, total: str) -> float:
-        return text_width(total, 11, bold=True) + 4
-
     def _bar(self, bar: Bar, place: _Place, i: int) -> None:
-        canvas, middle = self.canvas, self.columns.middle(i)
+        middle = self.columns.middle(i)
+        left = middle - self.bar / 2
+        line = place.y(bar.grad)
         for part, start, length in bar.pieces():
-            ends = place.y(start), place.y(start + length)
-            self._part(part, middle - self.bar / 2, min(ends), abs(ends[1] - ends[0]))
+            top = place.y(max(start, start + length))
+            height = abs(length) * place.scale
+            self._part(part, left, top, height)
             # A lone part that was there is its own total, which stands at the end.
             if len(bar.parts) > 1 or part.look == "new":
-                self._number(
-                    part, middle, min(ends), abs(length) * place.scale, bar, place
-                )
-        left, right = middle - self.bar / 2 - 4, middle + self.bar / 2 + 4
-        canvas.level(left, right, place.y(bar.grad), width=2.6, z=4)
+                self._number(part, middle, clear_of(top, height, line))
+        right = left + self.bar
+        self.canvas.level(left - 4, right + 4, line, width=2.6, z=4)
 
     def _total(self, bar: Bar, place: _Place, i: int, text: str, room: float) -> None:
         """Write what a bar comes to beyond its end, where that has room."""
-        if self._width(text) > room:
+        width = _total_width(text)
+        if width > room:
             self.left_out = True
             return
         low, high = bar.reach
         y = place.y(low) + 13 if bar.grad < 0 else place.y(high) - 12
         middle = self.columns.middle(i)
-        wide = self._width(text) > self.columns.width
-        self.canvas.text(middle, y, text, weight="bold", ha="center", ground=wide)
+        is_wide = width > self.columns.width
+        self.canvas.text(middle, y, text, weight="bold", ha="center", ground=is_wide)
 
     def _part(self, part: Part, x: float, y: float, height: float) -> None:
         canvas = self.canvas
         color = self._color(part)
-        alpha, hatch, _ = _LOOKS[part.look]
+        alpha, hatch = _LOOKS[part.look]
         if height >= _THIN:
-            box = x, y + 0.6, self.bar, height - 1.2
-            canvas.box(*box, fill=color, alpha=alpha, edge=color, line=1.2, hatch=hatch)
+            look: Any = {"alpha": alpha, "hatch": hatch, "edge": color, "line": 1.2}
+            canvas.box(x, y + 0.6, self.bar, height - 1.2, fill=color, **look)
             return
         # Of one so thin only the sides are outlined: what is hollow stays hollow, what is pale stays pale.
         gap = 1.0 if height > 2 else 0.0
-        canvas.box(x, y, self.bar, max(height - gap, 0.8), fill=color, alpha=alpha)
+        filled = max(height - gap, 0.8)
+        canvas.box(x, y, self.bar, filled, fill=color, alpha=alpha)
         for side in (x, x + self.bar):
             canvas.upright(side, y, y + height, color=color, width=1.2, z=2)
 
     def _color(self, part: Part) -> str:
         if part.born < 0:
             return MUTED
-        return self.colors.get(self.ledger[part.born].label, MUTED)
+        label = self.ledger[part.born].label
+        return self.colors.get(label, MUTED)
 
-    def _number(
-        self, part: Part, x: float, y: float, height: float, bar: Bar, place: _Place
-    ) -> None:
-        """Write how much a part is into it, where that has room beside the line of the total."""
+    def _number(self, part: Part, x: float, free: tuple[float, float]) -> None:
+        """Write how much a part is into it, where there is room: the middle of what is free, and its height."""
         text = style.number(part.amount)
-        middle, room = clear_of(y, height, place.y(bar.grad))
+        middle, room = free
         if room < 14 or text_width(text, 11) > self.bar - 3:
             return
         ink = style.ink_on(self._color(part)) if part.look == "new" else INK
@@ -299,21 +326,23 @@ class _Painter:
         self.canvas.text(x, middle, text, ha="center", color=ink, ground=ground)
 
     def _absent(self, place: _Place, i: int) -> None:
-        canvas, middle, half = self.canvas, self.columns.middle(i), self.bar / 2
-        ends = middle - half, middle + half, place.zero
-        canvas.level(*ends, color=MUTED, width=2.2, dash=":", z=3)
-        text = "None" if self.columns.width >= _WORDY else "∅"
-        y = place.zero - 12
-        canvas.text(
-            middle, y, text, size=11.5, slant="italic", color=MUTED, ha="center"
-        )
+        middle = self.columns.middle(i)
+        left = middle - self.bar / 2
+        right = middle + self.bar / 2
+        line: Any = {"color": MUTED, "width": 2.2, "dash": ":", "z": 3}
+        self.canvas.level(left, right, place.zero, **line)
+        text = "None" if self.is_wordy else "∅"
+        look: Any = {"size": 11.5, "slant": "italic", "color": MUTED, "ha": "center"}
+        self.canvas.text(middle, place.zero - 12, text, **look)
 
     def _broken(self, place: _Place, i: int, text: str) -> None:
-        canvas, middle = self.canvas, self.columns.middle(i)
+        middle = self.columns.middle(i)
+        left = middle - self.bar / 2
         top = place.top + 26
-        box = middle - self.bar / 2, top, self.bar, place.bottom - 10 - top
-        canvas.box(*box, edge=INK, hatch="///", line=1.2, z=3)
-        canvas.text(middle, place.top + 12, text, weight="bold", ha="center")
+        height = place.bottom - 10 - top
+        look: Any = {"edge": INK, "hatch": "///", "line": 1.2, "z": 3}
+        self.canvas.box(left, top, self.bar, height, **look)
+        self.canvas.text(middle, place.top + 12, text, weight="bold", ha="center")
 
     def _erased(self, lane: Lane, place: _Place, i: int) -> None:
         """Mark what an event erased before any step used it."""
@@ -323,34 +352,35 @@ class _Painter:
             return
         text = "×"
         if len(lost) == 1:
-            born = lost[0]
-            text += f" {words.value(self.ledger, born, lane.parameter, 'contribution')}"
+            amount = words.value(self.ledger, lost[0], lane.parameter, "contribution")
+            text = f"× {amount}"
         if text_width(text, 11) > self.columns.width:
             text = "×"
         middle = (place.top + place.bottom) / 2
-        y = middle + (18 if place.zero < middle else -18)
-        self.canvas.text(self.columns.middle(i), y, text, ha="center")
+        beside = 18 if place.zero < middle else -18
+        self.canvas.text(self.columns.middle(i), middle + beside, text, ha="center")
 
     def _keys(self) -> list[Key]:
         """Return the entries of the legend: only what this figure shows."""
-        bars = [bar for lane in self.lanes for bar in lane.bars]
-        states = {bar.state for bar in bars}
-        looks = {part.look for bar in bars for part in bar.parts}
-        texts = {look: text for look, (_, _, text) in _LOOKS.items()}
-        if self.ledger.of("sync"):
-            texts["unseen"] = "from other ranks"
+        events = self.columns.events
+        states = set()
+        looks: set[str] = set()
+        for lane in self.lanes:
+            for bar in lane.bars:
+                states.add(bar.state)
+                looks.update(part.look for part in bar.parts)
         keys = []
+        texts = part_texts(self.ledger)
         for text, look, color in part_keys(self.colors, looks, texts, MUTED):
-            alpha, hatch, _ = _LOOKS[look]
+            alpha, hatch = _LOOKS[look]
             keys.append(Key(text, color, alpha, hatch))
         keys.append(Key(".grad after the event", INK, kind="total"))
-        events = self.columns.events
         if any(self.ledger.unconsumed(event.index) for event in events):
             keys.append(Key("erased before any step used it", INK, kind="cross"))
         if "broken" in states:
             keys.append(Key("not finite", INK, 0.0, "///"))
         if "none" in states:
-            sign = "" if self.columns.width >= _WORDY else "∅: "
+            sign = "" if self.is_wordy else "∅: "
             keys.append(Key(f"{sign}no .grad (None)", MUTED, kind="dots"))
         return keys + rule_keys(events)
 
@@ -370,6 +400,10 @@ class _Painter:
             "Each lane has a scale of its own.": len(scales) > 1,
         }
         return [note for note, holds in notes.items() if holds]
+
+
+def _total_width(total: str) -> float:
+    return text_width(total, 11, bold=True) + 4
 
 
 def _is_foreign(ledger: Ledger, event: Event, parameter: Parameter) -> bool:

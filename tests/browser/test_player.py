@@ -16,7 +16,7 @@ from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views import payload, words
-from accumviz.views.parts import segments
+from accumviz.views.layout import segments
 from accumviz.views.player import Player
 from tests.browser.frames import drawn
 from tests.browser.written import written

@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 
 from accumviz.ledger.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger, Parameter
 from accumviz.views import style
-from accumviz.views.layout import lay_out
-from accumviz.views.parts import segments
+from accumviz.views.layout import lay_out, segments
 from accumviz.views.timeline import timeline
 
 W = Parameter("w", (1,), optimizers=(0,))
@@ -112,7 +111,7 @@ def test_what_is_none_or_not_finite_has_no_parts() -> None:
     (lane,) = lay_out(ledger, [0], range(3))
     assert [bar.state for bar in lane.bars] == ["none", "broken", "whole"]
     assert [(part.born, part.look) for part in lane.bars[2].parts] == [(-1, "unseen")]
-    assert {"None", "∞", "not finite", "not from a recorded backward"} <= set(texts(timeline(ledger)))
+    assert {"None", "∞", "not finite", "not recorded"} <= set(texts(timeline(ledger)))
 
 
 NOTES: dict[str, tuple[Ledger, str, int]] = {
