@@ -21,8 +21,8 @@ KIND = {
     "schedule": "#7B5EA7",
     "loader": "#7A7A7A",
 }
-# Lines are told apart without colour, too: pixels of ink and of ground by turns. Without any a line is solid; no line is
-# drawn at a backward.
+# Lines are told apart without colour, too: pixels of ink and of ground by turns. Without any a line is solid; no line
+# is drawn at a backward.
 _DASHES: dict[str, tuple[int, ...]] = {
     "backward": (),
     "step": (),
