@@ -45,12 +45,16 @@ from accumviz.views.heat import (
     opacity,
 )
 
-_BODY, _RIGHT, _WIDEST = 440.0, 18.0, 84.0
+# How tall all cells are together at most, what is free at the right, and how wide a column is at most.
+_BODY = 440.0
+_RIGHT = 18.0
+_WIDEST = 84.0
 # From this width on, a column has a name.
 _NAMED = 15.0
 # Lines of events that are closer than this would hide what they divide.
 _RULE = 2.5
-_MOST_CROSSES, _MOST_COLORS = 400, 6
+_MOST_CROSSES = 400
+_MOST_COLORS = 6
 _GREY = "#7f7f7f"
 
 
@@ -63,17 +67,18 @@ def draw(
     left = min(wanted, max(0.3 * width, 134.0))
     room = width - left - _RIGHT
     each = math.ceil(len(events) / room)
-    cells = _cells(ledger, rows, events, (each, math.ceil(len(rows) / _BODY)))
+    each_row = math.ceil(len(rows) / _BODY)
+    cells = _cells(ledger, rows, events, (each, each_row))
     tall, wide = cells.codes.shape
-    columns = EventColumns(
-        left, min(room / wide, _WIDEST) / each, [ledger[e] for e in events]
-    )
+    column_width = min(room / wide, _WIDEST) / each
+    columns = EventColumns(left, column_width, [ledger[e] for e in events])
     canvas = Canvas(max(columns.end + _RIGHT, min(width, 480.0)))
     size = f"{counted(len(rows), 'parameter')} × {counted(len(events), 'event')}"
     above = draw_lines(canvas, f"{size}, {words.window_summary(ledger)}", 2.0) + 3
     is_named = columns.width >= _NAMED
     top = above + (heading_height(columns) if is_named else 3.0)
-    bottom = top + min(max(_BODY / tall, 1.0), 26.0) * tall
+    row_height = min(max(_BODY / tall, 1.0), 26.0)
+    bottom = top + row_height * tall
     plot = _Map(canvas, columns, cells, top, bottom)
     plot.draw_cells(_colors(ledger), each)
     plot.draw_groups(groups, len(rows))
@@ -81,7 +86,8 @@ def draw(
         draw_headings(canvas, columns, above, top)
     is_ruled = plot.draw_rules()
     strips = [norm_strip(ledger, rows, events), *strips_of(columns.events)]
-    y = draw_strips(canvas, columns, strips, bottom + (4 if is_named else 26), each)
+    below = 4 if is_named else 26
+    y = draw_strips(canvas, columns, strips, bottom + below, each)
     if not is_named:
         plot.draw_ticks()
     keys = _keys(ledger, cells)
@@ -121,31 +127,38 @@ class _Map:
 
     def draw_cells(self, colors: list[str], each: int) -> None:
         """Draw the cells, of `each` so many events, as an image, with crosses where a number is not finite."""
-        left, top, codes = self.columns.left, self.top, self.heat.codes
+        left = self.columns.left
+        top = self.top
+        codes = self.heat.codes
+        rows, across = codes.shape
         height = self.bottom - top
-        wide, tall = self.columns.width * each, height / len(codes)
+        cell_width = self.columns.width * each
+        cell_height = height / rows
         pixels = _palette(colors)[codes]
-        self.canvas.image(left, top, wide * codes.shape[1], height, pixels)
-        across = self.columns.end - left
-        self.canvas.box(left, top, across, height, edge=LINE, line=0.8, z=4)
+        self.canvas.image(left, top, cell_width * across, height, pixels)
+        width = self.columns.end - left
+        self.canvas.box(left, top, width, height, edge=LINE, line=0.8, z=4)
         # A wall of crosses says no more than its outline.
         broken = np.argwhere(codes == BROKEN)
-        y, x = (broken[:: len(broken) // _MOST_CROSSES + 1] + 0.5).T
+        every = len(broken) // _MOST_CROSSES + 1
+        y, x = (broken[::every] + 0.5).T
+        xs = left + cell_width * x
+        ys = top + cell_height * y
         mark: Any = {"marker": "x", "markersize": 6, "markeredgewidth": 1.6}
-        xs, ys = left + wide * x, top + tall * y
         self.canvas.line(xs, ys, width=0, dash="None", z=5, **mark)
 
     def draw_groups(self, groups: list[words.Group], rows: int) -> None:
         """Name the groups of rows, the largest first; a name with no room is left to its neighbours."""
-        left, tall = self.columns.left, (self.bottom - self.top) / rows
+        left = self.columns.left
+        tall = (self.bottom - self.top) / rows
         room = int((left - 20) / text_width("x", 11.5))
         taken: list[float] = []
         for group in sorted(groups, key=lambda group: group.start - group.stop):
             first = self.top + group.start * tall
             height = (group.stop - group.start) * tall
             if group.start and height >= 4:
-                ends = left - 7, self.columns.end
-                self.canvas.level(*ends, first, color=LINE, width=0.6)
+                end = self.columns.end
+                self.canvas.level(left - 7, end, first, color=LINE, width=0.6)
             middle = first + height / 2
             if all(abs(middle - other) >= 13 for other in taken):
                 taken.append(middle)
@@ -163,20 +176,21 @@ class _Map:
         if len(ruled) * _RULE > columns.end - columns.left:
             return False
         for i, event in ruled:
-            ends = columns.x(i), self.top - 3, self.bottom
-            draw_rule(self.canvas, event, *ends)
+            draw_rule(self.canvas, event, columns.x(i), self.top - 3, self.bottom)
         return True
 
     def draw_ticks(self) -> None:
         """Number some events below their columns."""
-        columns, y = self.columns, self.bottom + 13
         canvas = self.canvas
+        columns = self.columns
+        y = self.bottom + 13
         count = len(columns.events)
         for tick in MaxNLocator(8, integer=True).tick_values(0, count - 1):
             if 0 <= tick < count:
-                x = columns.middle(int(tick))
+                position = int(tick)
+                x = columns.middle(position)
                 canvas.upright(x, y - 13, y - 9, color=MUTED, width=0.8)
-                number = f"{columns.events[int(tick)].index:,}"
+                number = f"{columns.events[position].index:,}"
                 canvas.text(x, y, number, color=MUTED, ha="center")
         canvas.text(columns.left - 9, y, "event", color=MUTED, ha="right")
 
@@ -193,12 +207,16 @@ def _palette(colors: list[str]) -> np.ndarray:
 
 
 def _keys(ledger: Ledger, cells: Heat) -> list[Key]:
-    low, high = (style.number(10**end, 2) for end in cells.range)
-    less = " or less" if cells.is_clipped else ""
-    scale = f"norm added (log), {low}{less} to {high}"
-    weakest = float(opacity(np.array(0)))
-    keys = [Key(scale, _colors(ledger)[0], weakest, kind="scale")]
-    for label, color in list(style.label_colors(ledger.labels).items())[:_MOST_COLORS]:
+    low, high = cells.range
+    weakest = style.number(10**low, 2)
+    strongest = style.number(10**high, 2)
+    if cells.is_clipped:
+        weakest += " or less"
+    scale = f"norm added (log), {weakest} to {strongest}"
+    faintest = float(opacity(np.array(0)))
+    keys = [Key(scale, _colors(ledger)[0], faintest, kind="scale")]
+    colors = style.label_colors(ledger.labels)
+    for label, color in list(colors.items())[:_MOST_COLORS]:
         keys.append(Key(words.shorten(label or "backward", 24), color))
     keys.append(Key(".grad held, nothing added", _GREY, HELD))
     if (cells.codes == 0).any():
