@@ -58,11 +58,9 @@ def ddp_unsynced_step(analysis: LedgerAnalysis) -> Iterator[Finding]:
             continue
         unsynced, averaged = _unsynced(analysis, optimizer)
         # A loop that never shares gradients, and never meant to, averages weights (LocalSGD).
-        wrong = [
-            (step, late)
-            for step, late in unsynced
-            if averaged or _was_meant(analysis, late[-1])
-        ]
+        wrong = unsynced
+        if not averaged:
+            wrong = [one for one in unsynced if _was_meant(analysis, one[1][-1])]
         if not wrong:
             continue
         step, late = wrong[0]
@@ -129,31 +127,39 @@ def _unsynced(
 
 def fsdp2_zero_keeps_unsharded(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find a zeroing that does not reach the sum that FSDP2 keeps elsewhere."""
-    parameters = analysis.ledger.parameters
-    whole = [p for p, parameter in enumerate(parameters) if parameter.unsharded_of]
-    kept = []
-    for zero in analysis.at("zero_grad").tolist() if whole else ():
-        stay = [p for p in whole if _stays(analysis, zero, p)]
-        if stay:
-            kept.append((zero, stay))
+    kept = _kept_by_zeros(analysis)
     if not kept:
         return
-    zero, stay = kept[0]
+    zero = min(kept)
     scattered = scatters(analysis.events).any()
     later = "and enters the next window." if scattered else "and no step reads it."
     yield analysis.finding(
         "fsdp2-zero-keeps-unsharded",
         "error",
         zero,
-        evidence={
-            "unsharded gradients that stayed": [parameters[p].name for p in stay[:4]]
-        },
+        evidence={"unsharded gradients that stayed": kept[zero][:4]},
         cause=(
             "`zero_grad` does not reach the whole gradients: what the backwards without sync have added to them "
             f"stays, {later}"
         ),
         times=len(kept),
     )
+
+
+def _kept_by_zeros(analysis: LedgerAnalysis) -> dict[int, list[str]]:
+    """Return the zeroings that leave whole gradients as they are, with the names of those."""
+    whole = {}
+    for p, parameter in enumerate(analysis.ledger.parameters):
+        if parameter.unsharded_of:
+            whole[p] = parameter.name
+    kept: dict[int, list[str]] = {}
+    if not whole:
+        return kept
+    for zero in analysis.at("zero_grad").tolist():
+        names = [name for p, name in whole.items() if _stays(analysis, zero, p)]
+        if names:
+            kept[zero] = names
+    return kept
 
 
 def _stays(analysis: LedgerAnalysis, zero: int, p: int) -> bool:
@@ -215,35 +221,50 @@ class RankSummary:
 
 def summarise(analysis: LedgerAnalysis, rank: int | None = None) -> RankSummary:
     """Say what a ledger has to say to others; `rank` is whose it is, where it is not that of several."""
+    armed = _armed(analysis, rank)
+    finished = [r for r in armed if _has_finished(analysis, r)]
+    return RankSummary(
+        _summarise_optimizers(analysis, rank),
+        armed,
+        frozenset(finished),
+        list(_windows(analysis, rank)),
+    )
+
+
+def _armed(analysis: LedgerAnalysis, rank: int | None) -> dict[int, list[Finding]]:
+    """Return for each rank under DDP an unfinished finding at each backward that synchronised."""
     flags = analysis.events.detail("armed", None)
     armed: dict[int, list[Finding]] = {}
     for event in np.flatnonzero(analysis.backward).tolist():
-        if flags[event] is not None:
-            whose = int(analysis.ranks[event]) if rank is None else rank
-            places = armed.setdefault(whose, [])
-            if flags[event] is True:
-                places.append(
-                    analysis.finding(
-                        "uneven-rank-backwards", "error", event, cause="", evidence={}
-                    )
-                )
-    # One that never steps may have been left behind by those that do.
-    numbers = sorted({o for p in analysis.ledger.parameters for o in p.optimizers})
+        if flags[event] is None:
+            continue
+        its_rank = int(analysis.ranks[event]) if rank is None else rank
+        findings = armed.setdefault(its_rank, [])
+        if flags[event] is True:
+            finding = analysis.finding(
+                "uneven-rank-backwards", "error", event, cause="", evidence={}
+            )
+            findings.append(finding)
+    return armed
+
+
+def _summarise_optimizers(
+    analysis: LedgerAnalysis, rank: int | None
+) -> list[OptimizerSummary]:
+    """Return the optimizers under DDP. One that never steps may have been left behind by those that do."""
+    indices: set[int] = set()
+    for parameter in analysis.ledger.parameters:
+        indices.update(parameter.optimizers)
     summaries = []
-    of_ranks: Counter[int | None] = Counter()
-    for index in numbers:
+    count: Counter[int | None] = Counter()
+    for index in sorted(indices):
         optimizer = OptimizerHistory(analysis, index)
         its_rank = optimizer.rank if rank is None else rank
         if _is_replicated(analysis, optimizer):
             steps = optimizer.steps.size
-            summaries.append(OptimizerSummary(its_rank, of_ranks[its_rank], steps))
-        of_ranks[its_rank] += 1
-    return RankSummary(
-        summaries,
-        armed,
-        frozenset(r for r in armed if _has_finished(analysis, r)),
-        list(_windows(analysis, rank)),
-    )
+            summaries.append(OptimizerSummary(its_rank, count[its_rank], steps))
+        count[its_rank] += 1
+    return summaries
 
 
 def _has_finished(analysis: LedgerAnalysis, rank: int) -> bool:
@@ -296,23 +317,27 @@ def _windows(analysis: LedgerAnalysis, rank: int | None) -> Iterator[RankWindow]
 
 def uneven_rank_backwards(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
     """Find ranks that synchronise a different number of times, so that one waits for ever."""
-    finished = _finished(ranks)
-    armed = {r: places for rank in ranks for r, places in rank.armed.items()}
+    armed: dict[int, list[Finding]] = {}
+    for rank in ranks:
+        armed |= rank.armed
     if not armed:
         return
-    most = max(armed, key=lambda r: len(armed[r]))
-    least = min(armed, key=lambda r: len(armed[r]))
-    many, few = len(armed[most]), len(armed[least])
+    counts = {rank: len(findings) for rank, findings in armed.items()}
+    most = max(counts, key=counts.__getitem__)
+    least = min(counts, key=counts.__getitem__)
+    many = counts[most]
+    few = counts[least]
+    finished = _finished(ranks)
     # A rank that was done by itself has not waited: DDP's `join` lets others be done before it.
     if many == few or most in finished or least not in finished:
         return
+    evidence = {}
+    for rank_number, count in sorted(counts.items()):
+        evidence[f"synchronised backwards of rank {rank_number}"] = count
     yield replace(
         armed[most][few],
         rank=most,
-        evidence={
-            f"synchronised backwards of rank {r}": len(its)
-            for r, its in sorted(armed.items())
-        },
+        evidence=evidence,
         cause=(
             f"Rank {most} synchronises {many} backwards and rank {least} only {few}: the one more waits for an answer "
             "that never comes."
@@ -322,7 +347,10 @@ def uneven_rank_backwards(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
 
 
 def _finished(ranks: Sequence[RankSummary]) -> set[int]:
-    return {r for rank in ranks for r in rank.finished}
+    finished: set[int] = set()
+    for rank in ranks:
+        finished |= rank.finished
+    return finished
 
 
 def _compared_windows(ranks: Sequence[RankSummary]) -> list[list[RankWindow]]:
@@ -331,13 +359,20 @@ def _compared_windows(ranks: Sequence[RankSummary]) -> list[list[RankWindow]]:
     for rank in ranks:
         for window in rank.windows:
             kinds.setdefault(window.kind, []).append(window)
-    return [
-        windows
-        for _, windows in sorted(kinds.items())
-        if len(windows) > 1
-        and min(window.averaged for window in windows) == len(windows)
-        and all(w.least > 0 and is_close(w.least, w.most) for w in windows)
-    ]
+    of_kinds = [windows for _, windows in sorted(kinds.items())]
+    return [windows for windows in of_kinds if _can_be_compared(windows)]
+
+
+def _can_be_compared(windows: list[RankWindow]) -> bool:
+    """Return whether these are the windows of all ranks, and each rank weighs its own elements alike."""
+    averaged = min(window.averaged for window in windows)
+    if len(windows) == 1 or averaged != len(windows):
+        return False
+    return all(_is_even(window) for window in windows)
+
+
+def _is_even(window: RankWindow) -> bool:
+    return window.least > 0 and is_close(window.least, window.most)
 
 
 def rank_token_weight(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
@@ -375,18 +410,28 @@ def _weigh_differently(windows: list[RankWindow]) -> bool:
 
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what has to be meant for a rank to be healthy by itself."""
-    several = number(analysis.ledger.meta.get("ranks")) > 1
+    if not number(analysis.ledger.meta.get("ranks")) > 1:
+        return
     parameters = analysis.ledger.parameters
     sharded = any(parameter.unsharded_of for parameter in parameters)
-    for optimizer in analysis.optimizers if several else ():
-        # What is averaged after the step, and zeroed then, no step has read.
-        syncs = optimizer.changing(analysis.at("sync")).tolist()
-        in_vain = all(optimizer.nothing_since_step(sync) for sync in syncs)
-        if in_vain and not sharded and len(optimizer.full_windows) > 1:
+    for optimizer in analysis.optimizers:
+        if sharded:
+            if _clips_locally(analysis, optimizer):
+                yield "a clip by the norm of one rank's shards alone is meant"
+        elif _shares_nothing(analysis, optimizer):
             yield "ranks that share no gradients are meant"
-        clips = optimizer.changing(analysis.at("clip")).tolist()
-        if sharded and any(_is_local(analysis, optimizer, clip) for clip in clips):
-            yield "a clip by the norm of one rank's shards alone is meant"
+
+
+def _shares_nothing(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> bool:
+    """Return whether several steps read no average. What is averaged after a step, and zeroed then, none has read."""
+    syncs = optimizer.changing(analysis.at("sync")).tolist()
+    in_vain = all(optimizer.nothing_since_step(sync) for sync in syncs)
+    return in_vain and len(optimizer.full_windows) > 1
+
+
+def _clips_locally(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> bool:
+    clips = optimizer.changing(analysis.at("clip")).tolist()
+    return any(_is_local(analysis, optimizer, clip) for clip in clips)
 
 
 def _is_local(analysis: LedgerAnalysis, optimizer: OptimizerHistory, clip: int) -> bool:
@@ -394,23 +439,33 @@ def _is_local(analysis: LedgerAnalysis, optimizer: OptimizerHistory, clip: int) 
     total = number(analysis.detail(clip, "total_norm"))
     mine = np.array([p.rank == optimizer.rank for p in analysis.ledger.parameters])
     norms = analysis.ledger.grad[clip - 1, mine].astype(float)
-    here = float(np.sqrt(np.square(norms[np.isfinite(norms)]).sum()))
-    return optimizer.clip_ratio(clip) < 1 and is_close(total, here, 1e-4)
+    finite = norms[np.isfinite(norms)]
+    norm = float(np.sqrt(np.square(finite).sum()))
+    return optimizer.clip_ratio(clip) < 1 and is_close(total, norm, 1e-4)
 
 
 def conditions_of_ranks(ranks: Sequence[RankSummary]) -> Iterator[str]:
     """Say what has to be meant for healthy ranks to be so together."""
-    steps: dict[int, set[int]] = {}
-    for mine in (optimizer for rank in ranks for optimizer in rank.optimizers):
-        if mine.rank in _finished(ranks):
-            steps.setdefault(mine.place, set()).add(mine.steps)
-    if any(len(counts) > 1 for counts in steps.values()):
+    if _step_unevenly(ranks):
         yield "ranks that step a different number of times are meant"
     windows = _compared_windows(ranks)
     if windows and all(_is_divided_by_ranks(of_ranks) for of_ranks in windows):
         yield f"a sum of 1/{len(windows[0])} over all ranks is meant in every step"
 
 
+def _step_unevenly(ranks: Sequence[RankSummary]) -> bool:
+    """Return whether an optimizer stepped more often on one rank than on another, of those that came to their end."""
+    finished = _finished(ranks)
+    steps: dict[int, set[int]] = {}
+    for rank in ranks:
+        for optimizer in rank.optimizers:
+            if optimizer.rank in finished:
+                counts = steps.setdefault(optimizer.place, set())
+                counts.add(optimizer.steps)
+    return any(len(counts) > 1 for counts in steps.values())
+
+
 def _is_divided_by_ranks(windows: list[RankWindow]) -> bool:
     """Return whether the shares of all ranks add up to 1 before the average, which divides by the ranks again."""
-    return is_close(sum(w.least * w.elements for w in windows), 1.0)
+    total = sum(window.least * window.elements for window in windows)
+    return is_close(total, 1.0)

@@ -29,28 +29,42 @@ def build(
     **about: Any,
 ) -> Kind:
     """Return the ledger of these rows; see `Ledger.build`."""
+    names = [parameter.name for parameter in parameters]
     for row in rows:
-        _check(row, [parameter.name for parameter in parameters])
-    state = np.zeros((len(rows), len(parameters)), np.uint8)
-    added, left = np.full((2, *state.shape), np.nan)
+        _check(row, names)
+    shape = (len(rows), len(parameters))
+    state = np.zeros(shape, np.uint8)
+    contribution = np.zeros(shape)
+    grad = np.zeros(shape)
     exact = {}
     weights = {}
     weighed = [e for e, row in enumerate(rows) if row.get("weights")]
     for p, parameter in enumerate(parameters):
-        of_added, of_left, after = (_column(rows, parameter, n) for n in _BY_NAME)
-        for e, row in enumerate(rows):
-            state[e, p] = _state(row, parameter, of_left[max(e - 1, 0)], of_left[e])
-        added[:, p] = np.linalg.norm(of_added, axis=1)
-        left[:, p] = np.linalg.norm(of_left, axis=1)
-        exact[p] = of_added, of_left
+        added = _column(rows, parameter, "contribution")
+        left = _column(rows, parameter, "grad")
+        contribution[:, p] = np.linalg.norm(added, axis=1)
+        grad[:, p] = np.linalg.norm(left, axis=1)
+        exact[p] = added, left
         if weighed:
-            weights[p] = after[weighed]
-    events = []
-    for e, row in enumerate(rows):
-        fields = {name: row[name] for name in row if name not in _BY_NAME}
-        events.append(Event(e, **fields))
-    kept = Weighed(np.array(weighed, np.int64), weights)
-    return kind(parameters, events, added, left, state, exact, weighed=kept, **about)
+            weights[p] = _column(rows, parameter, "weights")[weighed]
+        before = np.concatenate([left[:1], left])
+        for e, row in enumerate(rows):
+            state[e, p] = _state(row, parameter, before[e], left[e])
+    return kind(
+        parameters,
+        [_event(e, row) for e, row in enumerate(rows)],
+        contribution,
+        grad,
+        state,
+        exact,
+        weighed=Weighed(np.array(weighed, np.int64), weights),
+        **about,
+    )
+
+
+def _event(index: int, row: dict[str, Any]) -> Event:
+    fields = {name: row[name] for name in row if name not in _BY_NAME}
+    return Event(index, **fields)
 
 
 def _check(row: dict[str, Any], names: list[str]) -> None:
@@ -65,8 +79,9 @@ def _column(rows: list[dict[str, Any]], parameter: Parameter, field: str) -> np.
     """Return the elements that rows have of a parameter; one number stands for all of them."""
     elements = np.full((len(rows), parameter.numel), np.nan)
     for e, row in enumerate(rows):
-        if parameter.name in row.get(field, {}):
-            elements[e] = np.ravel(row[field][parameter.name])
+        of_row = row.get(field, {})
+        if parameter.name in of_row:
+            elements[e] = np.ravel(of_row[parameter.name])
     return elements
 
 
@@ -79,9 +94,10 @@ def _state(
         state |= CONTRIBUTED | CHANGED
     if parameter.name not in row.get("grad", {}):
         return state
-    # A `zero_grad` has changed even a 0 into a 0.
-    zeroed = row["kind"] == "zero_grad" and not after.any()
-    other = not np.isnan(before).any() and bool((before != after).any())
-    if zeroed or (other and row["kind"] != "backward"):
+    if row["kind"] == "zero_grad" and not after.any():
+        return state | PRESENT | CHANGED  # even where a 0 becomes a 0
+    was_present = not np.isnan(before).any()
+    differs = bool((before != after).any())
+    if row["kind"] != "backward" and was_present and differs:
         state |= CHANGED
     return state | PRESENT
