@@ -83,8 +83,14 @@ def _row(ledger: Ledger, event: Event) -> dict[str, Any]:
 
 def _by_name(ledger: Ledger, norms: np.ndarray) -> dict[str, float]:
     """Return the norms of one event by the names of the parameters, where there are any."""
-    pairs = zip(ledger.parameters, norms.tolist(), strict=True)
-    return {parameter.name: norm for parameter, norm in pairs if not math.isnan(norm)}
+    by_name = {}
+    for parameter, norm in zip(ledger.parameters, norms.tolist(), strict=True):
+        by_name[parameter.name] = norm
+    return _without_nan(by_name)
+
+
+def _without_nan(scalars: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in scalars.items() if not math.isnan(value)}
 
 
 def _dumps(value: Any) -> str:
@@ -128,15 +134,30 @@ def _scalars(ledger: Ledger) -> Iterator[tuple[float, int, dict[str, float]]]:
         optimizer = int(event.details.get("optimizer_index", 0))
         name = names.get(optimizer, f"optimizer {optimizer}")
         scalars = _norms(ledger, event.index, optimizer, name)
-        for group, rate in enumerate(event.details.get("lr", ())):
-            tag = f"learning rate/{name}"
-            scalars[f"{tag}/group {group}" if group else tag] = float(rate)
-        for row in ledger.shares().of(event.index):
-            tag = f"sum of shares/{row.objective}"
-            scalars[tag] = scalars.get(tag, 0.0) + row.share
-        known = {tag: value for tag, value in scalars.items() if not math.isnan(value)}
-        yield event.time, counts[optimizer], known
+        scalars |= _rates(event, name)
+        scalars |= _sums_of_shares(ledger, event)
+        yield event.time, counts[optimizer], _without_nan(scalars)
         counts[optimizer] += 1
+
+
+def _rates(step: Event, name: str) -> dict[str, float]:
+    """Return the learning rate of each group of an optimizer."""
+    rates = {}
+    for group, rate in enumerate(step.details.get("lr", ())):
+        tag = f"learning rate/{name}"
+        if group:
+            tag += f"/group {group}"
+        rates[tag] = float(rate)
+    return rates
+
+
+def _sums_of_shares(ledger: Ledger, step: Event) -> dict[str, float]:
+    """Return the sum of the shares of each objective in a step."""
+    sums: dict[str, float] = {}
+    for row in ledger.shares().of(step.index):
+        tag = f"sum of shares/{row.objective}"
+        sums[tag] = sums.get(tag, 0.0) + row.share
+    return sums
 
 
 def _norms(ledger: Ledger, step: int, optimizer: int, name: str) -> dict[str, float]:
@@ -146,4 +167,5 @@ def _norms(ledger: Ledger, step: int, optimizer: int, name: str) -> dict[str, fl
         norm = float(ledger.grad[step, p])
         if optimizer in parameter.optimizers and not math.isnan(norm):
             norms[f"gradient norm of {name}/{parameter.name}"] = norm
-    return {f"gradient norm/{name}": math.hypot(*norms.values()), **norms}
+    whole = math.hypot(*norms.values())
+    return {f"gradient norm/{name}": whole, **norms}

@@ -107,17 +107,25 @@ class Shares(Sequence[Share]):
     def __getitem__(self, index: int | slice) -> Share | Shares:
         if isinstance(index, slice):
             return self.take(index)
-        return next(self._rows([range(len(self))[index]]))
+        place = range(len(self))[index]
+        return next(self._rows([place]))
 
     def __iter__(self) -> Iterator[Share]:
         return self._rows(slice(None))
 
     def _rows(self, where: Any) -> Iterator[Share]:
-        columns = [getattr(self, name)[where].tolist() for name in Share._fields]
-        for values in zip(*columns, strict=True):
-            row = Share(*values)
-            objective = self.objectives[values[2]]
-            yield row._replace(objective=objective, unknown=self.reasons[values[-1]])
+        columns = []
+        for name in Share._fields:
+            column = getattr(self, name)[where]
+            columns.append(column.tolist())
+        for step, backward, objective, *numbers, unknown in zip(*columns, strict=True):
+            yield Share(
+                step,
+                backward,
+                self.objectives[objective],
+                *numbers,
+                self.reasons[unknown],
+            )
 
     def take(self, where: Any) -> Shares:
         """Return the rows at these places (a slice, integers or truths), as shares of their own."""
@@ -136,7 +144,8 @@ class Shares(Sequence[Share]):
     @property
     def lost_sight(self) -> np.ndarray:
         """For each row, whether what became of the contribution in `.grad` is unknown."""
-        lost: np.ndarray = (self.unknown > 0) & (self.unknown < _UNCOUNTED)
+        is_unknown = self.unknown > 0
+        lost: np.ndarray = is_unknown & (self.unknown < _UNCOUNTED)
         return lost
 
     def __repr__(self) -> str:
@@ -150,24 +159,33 @@ class Shares(Sequence[Share]):
         head = (
             f"  step  backward  {'objective':<{width}}     share  elements  per element"
         )
-        lines = [title, head, *(_line(row, width) for row in self[:20])]
+        lines = [title, head]
+        for row in self[:20]:
+            lines.append(_line(row, width))
         if len(self) > 20:
             lines.append(f"  … {len(self) - 20} more rows")
         return "\n".join(lines)
 
 
 def _line(row: Share, width: int) -> str:
-    numbers = (row.share, row.elements, row.per_element)
-    share, elements, each = ("?" if math.isnan(n) else f"{n:.4g}" for n in numbers)
+    share = _number(row.share)
+    elements = _number(row.elements)
+    each = _number(row.per_element)
     where = f"{row.step:>6}  {row.backward:>8}  {row.objective[:24]:<{width}}"
     why = f"  ({row.unknown})" if row.unknown else ""
     return f"{where}  {share:>8}  {elements:>8}  {each:>11}{why}"
 
 
+def _number(value: float) -> str:
+    return "?" if math.isnan(value) else f"{value:.4g}"
+
+
 def shares(flow: Flow) -> Shares:
     """See `Ledger.shares`."""
     readings, left_out = _every_reading(flow)
-    terms = Terms(flow.events, np.unique(readings.backward), _REASONS)
+    backwards = np.unique(readings.backward)
+    terms = Terms(flow.events, backwards, _REASONS)
+    # A row for each term of a reading's backward.
     many = terms.count[readings.backward]
     of = readings.at(np.repeat(np.arange(many.size), many))
     term = _counted_up(many)
@@ -176,17 +194,22 @@ def shares(flow: Flow) -> Shares:
     elements = terms.elements[at]
     mean = terms.reduction[at] == MEAN
     summed = terms.reduction[at] == SUM
+    lost = of.reason > 0
+    used = ~of.erased
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         gain = of.by_hand * of.clipped * of.averaged
-        gain = np.where(of.reason > 0, np.nan, gain)
+        gain = np.where(lost, np.nan, gain)
         coefficient = np.where(of.erased, 0.0, constant * gain)
         # A loss that cannot be taken apart enters with its constant all the same.
-        share = np.where(summed & ~of.erased, coefficient * elements, coefficient)
+        of_mean = coefficient * elements
+        share = np.where(summed & used, of_mean, coefficient)
         each = coefficient / np.where(mean, elements, np.nan)
-        weight = constant * of.by_hand * np.where(summed, elements, 1.0)
-    unknown = np.where(of.reason > 0, of.reason, terms.unknown[at])
-    unknown = np.where((unknown == 0) & np.isnan(share), _UNCOUNTED, unknown)
-    objective, names = terms.objectives(at, ~of.erased, of.step, weight)
+        counted_elements = np.where(summed, elements, 1.0)
+        weight = constant * of.by_hand * counted_elements
+    unknown = np.where(lost, of.reason, terms.unknown[at])
+    is_uncounted = (unknown == 0) & np.isnan(share)
+    unknown = np.where(is_uncounted, _UNCOUNTED, unknown)
+    objective, names = terms.objectives(at, used, of.step, weight)
     return Shares(
         step=of.step,
         backward=of.backward,
@@ -203,7 +226,7 @@ def shares(flow: Flow) -> Shares:
         averaged=of.averaged,
         erased=of.erased,
         opaque=terms.unknown[at] > 0,
-        followed=(of.reason == 0) & np.isfinite(constant),
+        followed=np.isfinite(constant) & ~lost,
         optimizer=of.optimizer,
         again=of.again,
         objectives=names,
@@ -218,7 +241,8 @@ def _counted_up(many: np.ndarray) -> np.ndarray:
     >>> _counted_up(np.array([2, 0, 3])).tolist()
     [0, 1, 0, 1, 2]
     """
-    starts = np.repeat(np.cumsum(many) - many, many)
+    starts = np.cumsum(many) - many
+    starts = np.repeat(starts, many)
     places: np.ndarray = np.arange(starts.size) - starts
     return places
 
@@ -246,27 +270,41 @@ def _joined(parts: Sequence[_Readings]) -> _Readings:
         none = np.zeros(0, int)
         no = np.zeros(0, bool)
         return _Readings(none, none, none, none, none, none, no, no, none)
-    return _Readings(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    columns = []
+    for pieces in zip(*parts, strict=True):
+        columns.append(np.concatenate(pieces))
+    return _Readings(*columns)
 
 
 def _every_reading(flow: Flow) -> tuple[_Readings, int]:
     """Return what each step read, in the order of the steps, and how many rows are left out."""
-    optimizers = sorted({o for p in flow.ledger.parameters for o in p.optimizers})
-    every: list[_Readings] = []
+    optimizers: set[int] = set()
+    for parameter in flow.ledger.parameters:
+        optimizers.update(parameter.optimizers)
+    every = []
     left_out = 0
-    for optimizer in optimizers:
-        read = []
-        # How many histories of its parameters each backward reached.
-        reached = np.zeros(len(flow.events), int)
-        for passage in flow.passages:
-            if optimizer in passage.history.optimizers:
-                reached[np.unique(passage.backward)] += 1
-                rows, more = _read(flow, optimizer, passage)
-                left_out = max(left_out, more)
-                read.append(rows)
-        every.append(_combined(flow, _joined(read), reached))
+    for optimizer in sorted(optimizers):
+        rows, more = _readings_of(flow, optimizer)
+        every.append(rows)
+        left_out = max(left_out, more)
     rows = _joined(every)
-    return rows.at(np.lexsort((rows.backward, rows.step))), left_out
+    order = np.lexsort((rows.backward, rows.step))
+    return rows.at(order), left_out
+
+
+def _readings_of(flow: Flow, optimizer: int) -> tuple[_Readings, int]:
+    """Return what the steps of one optimizer read, and how many rows are left out."""
+    read = []
+    left_out = 0
+    # How many histories of its parameters each backward reached.
+    reached = np.zeros(len(flow.events), int)
+    for passage in flow.passages:
+        if optimizer in passage.history.optimizers:
+            reached[np.unique(passage.backward)] += 1
+            rows, more = _read(flow, optimizer, passage)
+            left_out = max(left_out, more)
+            read.append(rows)
+    return _combined(flow, _joined(read), reached), left_out
 
 
 def _read(flow: Flow, optimizer: int, passage: Passage) -> tuple[_Readings, int]:
@@ -278,12 +316,17 @@ def _read(flow: Flow, optimizer: int, passage: Passage) -> tuple[_Readings, int]
     first, until = flow.reads(steps, entered, end)
     lost = until <= first
     mine = events.detail("optimizer_index", 0) == optimizer
-    skips = np.flatnonzero(events.where("kind", "step") & events.skipped & mine)
+    skipped = events.where("kind", "step") & events.skipped
+    skips = np.flatnonzero(skipped & mine)
+    skips_before = np.searchsorted(skips, entered)
     # It was there for a step that was skipped.
-    tried = np.searchsorted(skips, end) > np.searchsorted(skips, entered)
-    erased_first = (first < steps.size) & ~tried & (passage.consumed < 0)
+    tried = np.searchsorted(skips, end) > skips_before
+    has_next_step = first < steps.size
+    erased_first = has_next_step & ~tried & (passage.consumed < 0)
     many = np.where(lost, erased_first, until - first)
-    listed = np.minimum(many, _FIRST) if many.sum() > _MOST else many
+    listed = many
+    if many.sum() > _MOST:
+        listed = np.minimum(many, _FIRST)
     which = np.repeat(np.arange(many.size), listed)
     step = steps[first[which] + _counted_up(listed)]
     rows = _followed(flow, passage, which, step, lost[which])
@@ -299,16 +342,17 @@ def _followed(
     lost: np.ndarray,
 ) -> _Readings:
     """Return what happened to the contributions at these places before the steps."""
+    events = flow.events
     backward = passage.backward[which]
     end = passage.end[which]
     happened = passage.until(which, step)
-    overlapped = flow.events.detail("overlapped", default=False)[backward]
+    overlapped = events.detail("overlapped", default=False)[backward]
     # How many backwards before an event had their gradients changed by hooks: with them goes what is in `.grad`.
-    hooked = np.cumsum([0, *flow.events.has("by_hook")])
+    hooked = np.cumsum([0, *events.has("by_hook")])
     # What was erased may be in what was put there by hand.
     erased = lost & (happened.reason != BY_HAND) & ~overlapped
     reason = happened.reason
-    scale = flow.events.detail("amp_scale", 1.0)[backward] * happened.unscaled
+    scale = events.detail("amp_scale", 1.0)[backward] * happened.unscaled
     with np.errstate(divide="ignore", invalid="ignore"):
         still_scaled = np.abs(np.log(scale)) > SAME_IN_HALF
     others = (
@@ -317,8 +361,10 @@ def _followed(
         (_OVERLAPPED, overlapped),
     )
     for code, here in others:
-        reason = np.where((reason == 0) & here, code, reason)
-    reason = np.where(flow.in_closure[backward] & (end < step), _CLOSURE, reason)
+        is_first_reason = (reason == 0) & here
+        reason = np.where(is_first_reason, code, reason)
+    lost_in_closure = flow.in_closure[backward] & (end < step)
+    reason = np.where(lost_in_closure, _CLOSURE, reason)
     return _Readings(
         step,
         backward,
@@ -342,20 +388,27 @@ def _combined(flow: Flow, rows: _Readings, reached: np.ndarray) -> _Readings:
         return rows
     used = ~rows.erased
     total = np.log(rows.by_hand * rows.clipped * rows.averaged)
-    high = np.maximum.reduceat(np.where(used, total, -np.inf), starts)
-    low = np.minimum.reduceat(np.where(used, total, np.inf), starts)
-    some = np.logical_or.reduceat(used, starts)
-    reason = np.maximum.reduceat(rows.reason, starts)
-    half = any(p.dtype in ("float16", "bfloat16") for p in flow.ledger.parameters)
-    with np.errstate(invalid="ignore"):
-        differ = some & (high - low > (SAME_IN_HALF if half else SAME))
+    highest = np.where(used, total, -np.inf)
+    lowest = np.where(used, total, np.inf)
     # Where an earlier step read it and it was erased since, there is no row.
     many = np.add.reduceat(used.astype(int), starts)
+    some = many > 0
+    reason = np.maximum.reduceat(rows.reason, starts)
+    tolerance = SAME
+    for parameter in flow.ledger.parameters:
+        if parameter.dtype in ("float16", "bfloat16"):
+            tolerance = SAME_IN_HALF
+    with np.errstate(invalid="ignore"):
+        spread = np.maximum.reduceat(highest, starts)
+        spread = spread - np.minimum.reduceat(lowest, starts)
+    differ = some & (spread > tolerance)
     rows = rows.at(starts)
     partly = some & (many < reached[rows.backward])
-    reason = np.where((reason == 0) & differ, DIFFERENT, reason)
-    reason = np.where((reason == 0) & partly, _PARTLY, reason)
+    for code, here in ((DIFFERENT, differ), (_PARTLY, partly)):
+        is_first_reason = (reason == 0) & here
+        reason = np.where(is_first_reason, code, reason)
     order = np.lexsort((rows.step, rows.backward))
+    same_backward = np.diff(rows.backward[order]) == 0
     again = np.zeros(starts.size, bool)
-    again[order[1:]] = np.diff(rows.backward[order]) == 0
+    again[order[1:]] = same_backward
     return rows._replace(reason=reason, erased=~some, again=again & some)
