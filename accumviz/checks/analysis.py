@@ -20,7 +20,8 @@ from accumviz.ledger.objectives import call_sites
 
 def is_close(a: float, b: float, within: float = SAME) -> bool:
     """Return whether two numbers are the same but for rounding."""
-    return abs(a - b) <= within * max(abs(b), 1e-30)
+    size = max(abs(b), 1e-30)
+    return abs(a - b) <= within * size
 
 
 def modal_length(lengths: Iterable[int]) -> int:
@@ -29,13 +30,17 @@ def modal_length(lengths: Iterable[int]) -> int:
     >>> modal_length([4, 3, 4, 3])
     4
     """
-    counts = Counter(lengths)
-    return max(counts, key=lambda length: (length * counts[length], length), default=0)
+    held: Counter[int] = Counter()
+    for length in lengths:
+        held[length] += length
+    # Of two that hold as many, the longer.
+    return max(sorted(held, reverse=True), key=held.__getitem__, default=0)
 
 
 def between(events: np.ndarray, start: int, stop: int) -> np.ndarray:
     """Return those of some events that lie between two."""
-    inside: np.ndarray = events[(events > start) & (events < stop)]
+    is_inside = (events > start) & (events < stop)
+    inside: np.ndarray = events[is_inside]
     return inside
 
 
@@ -93,7 +98,8 @@ class WindowShare:
     @property
     def judged(self) -> bool:
         """Whether the weight of each element is known, and was used by one step only."""
-        return self.known and not self.again and min(self.each, default=0.0) > 0
+        least = min(self.each, default=0.0)
+        return self.known and not self.again and least > 0
 
     @property
     def alike(self) -> bool:
@@ -103,8 +109,13 @@ class WindowShare:
 
 def _window_share(rows: Mapping[str, list[Any]], group: Sequence[int]) -> WindowShare:
     """Return what one step read of one objective, of rows at these places."""
-    used = [row for row in group if not rows["erased"][row]]
-    erased = [rows["backward"][row] for row in group if rows["erased"][row]]
+    used = []
+    erased = []
+    for row in group:
+        if rows["erased"][row]:
+            erased.append(rows["backward"][row])
+        else:
+            used.append(row)
 
     def column(name: str) -> tuple[Any, ...]:
         values = rows[name]
@@ -143,7 +154,8 @@ class OptimizerHistory:
         mine = events.detail("optimizer_index", 0) == optimizer
         skipped = events.where("kind", "step") & events.skipped
         self.skipped = np.flatnonzero(skipped & mine)
-        reached = analysis.contributed[:, self.columns].any(axis=1)
+        contributed = analysis.contributed[:, self.columns]
+        reached = contributed.any(axis=1)
         self.backwards = np.flatnonzero(reached & analysis.backward)
         shares = analysis.shares
         mine = shares.optimizer == optimizer
@@ -159,7 +171,9 @@ class OptimizerHistory:
     @cached_property
     def windows(self) -> dict[int, list[int]]:
         """Each step and the backwards that it consumed."""
-        windows: dict[int, list[int]] = {step: [] for step in self.steps.tolist()}
+        windows: dict[int, list[int]] = {}
+        for step in self.steps.tolist():
+            windows[step] = []
         steps = self.read_step.tolist()
         backwards = self.read.tolist()
         for step, backward in zip(steps, backwards, strict=True):
@@ -181,7 +195,8 @@ class OptimizerHistory:
     @cached_property
     def usual(self) -> int:
         """How many new backwards a window usually has."""
-        return modal_length(Counter(self.first_step_of.values()).values())
+        lengths = Counter(self.first_step_of.values())
+        return modal_length(lengths.values())
 
     def previous_step(self, event: int) -> int:
         """Return the last step before an event; -1 where there is none."""
@@ -191,7 +206,8 @@ class OptimizerHistory:
     def nothing_since_step(self, event: int) -> bool:
         """Return whether nothing has been contributed between the last step and an event."""
         step = self.previous_step(event)
-        return step >= 0 and not between(self.backwards, step, event + 1).size
+        since = between(self.backwards, step, event + 1)
+        return step >= 0 and not since.size
 
     def changed_by(self, event: int) -> bool:
         """Return whether the event touched one of this optimizer's `.grad`."""
@@ -199,13 +215,15 @@ class OptimizerHistory:
 
     def changing(self, events: np.ndarray) -> np.ndarray:
         """Return those of some events that touched one of this optimizer's `.grad`."""
-        state = self.analysis.ledger.state[np.ix_(events, self.columns)]
-        changing: np.ndarray = events[(state & CHANGED).any(axis=1)]
+        cells = np.ix_(events, self.columns)
+        changed = self.analysis.ledger.state[cells] & CHANGED
+        changing: np.ndarray = events[changed.any(axis=1)]
         return changing
 
     def changing_between(self, kind: str, start: int, stop: int) -> np.ndarray:
         """Return the events of a kind between two that touched one of this optimizer's `.grad`."""
-        return self.changing(between(self.analysis.at(kind), start, stop))
+        events = between(self.analysis.at(kind), start, stop)
+        return self.changing(events)
 
     def clip_ratio(self, event: int) -> float:
         """Return by what factor an event has shortened these gradients; 1 where it did nothing."""
@@ -263,8 +281,9 @@ class LedgerAnalysis:
     @cached_property
     def used(self) -> np.ndarray:
         """For each contribution, whether a step used it, or may still."""
-        alive = (self.erased < 0) | (self.ledger.outcomes.steps > 0)
-        used: np.ndarray = alive & self.contributed
+        stays = self.erased < 0
+        was_read = self.ledger.outcomes.steps > 0
+        used: np.ndarray = (stays | was_read) & self.contributed
         return used
 
     @cached_property
@@ -275,7 +294,8 @@ class LedgerAnalysis:
     def finite(self, backward: int) -> bool:
         """Return whether what a backward added is known to be neither infinite nor NaN."""
         reached = self.contributed[backward]
-        return bool(np.isfinite(self.ledger.contribution[backward, reached]).all())
+        norms = self.ledger.contribution[backward, reached]
+        return bool(np.isfinite(norms).all())
 
     @cached_property
     def window_shares(self) -> list[WindowShare]:
@@ -287,21 +307,17 @@ class LedgerAnalysis:
             each = np.where(shares.mean, factor / shares.elements, factor)
             whole = shares.mean | shares.opaque
             weight = np.where(whole, factor, factor * shares.elements)
+        columns = {**vars(shares), "each": each, "whole": whole, "weight": weight}
         order = np.lexsort((shares.backward, shares.objective, shares.step))
         rows = {}
-        for name, column in vars(shares).items():
+        for name, column in columns.items():
             if isinstance(column, np.ndarray):
                 rows[name] = column[order].tolist()
-        rows["each"] = each[order].tolist()
-        rows["whole"] = whole[order].tolist()
-        rows["weight"] = weight[order].tolist()
         groups: dict[tuple[int, int], list[int]] = {}
-        for row, key in enumerate(zip(rows["step"], rows["objective"], strict=True)):
+        for row, step in enumerate(rows["step"]):
+            key = step, rows["objective"][row]
             groups.setdefault(key, []).append(row)
-        window_shares = []
-        for group in groups.values():
-            window_shares.append(_window_share(rows, group))
-        return window_shares
+        return [_window_share(rows, group) for group in groups.values()]
 
     @cached_property
     def objectives(self) -> dict[tuple[int, int], list[WindowShare]]:
@@ -388,31 +404,36 @@ class LedgerAnalysis:
 
         Some loaders look ahead: theirs has ended when the last batches that it gave are used.
         """
-        last = None
         around = None
-        for epoch in self.epochs:
-            begins, ends = epoch
+        before = []
+        for begins, ends in self.epochs:
             if begins >= event or self.ranks[begins] not in (-1, rank):
                 continue
             if ends > event:
-                around = epoch
-            elif last is None or ends > last[1]:
-                last = epoch
+                around = begins, ends
+            else:
+                before.append((begins, ends))
+        last = max(before, key=lambda epoch: epoch[1], default=None)
         return around or last
 
     def ended(self, event: int, rank: int | None = None) -> bool:
         """Return whether the run through a loader in which an event fell came to the loader's end."""
-        _, end = self.epoch(event, rank) or (0, len(self.events))
-        return end < len(self.events) and self.detail(end, "what") == "ends"
+        epoch = self.epoch(event, rank)
+        if epoch is None or epoch[1] == len(self.events):
+            return False
+        return bool(self.detail(epoch[1], "what") == "ends")
 
     def carried(self, share: WindowShare) -> int:
         """Count the micro-batches of a window that came before a loader began anew inside it."""
-        first, last = share.backwards[0], share.backwards[-1]
+        first = share.backwards[0]
+        last = share.backwards[-1]
         anew = -1
         for begins, ends in self.epochs:
-            if first < begins < last and self.backward[begins:ends].any():
+            is_inside = first < begins < last
+            if is_inside and self.backward[begins:ends].any():
                 anew = begins
-        return sum(backward < anew for backward in share.backwards)
+        before = [backward for backward in share.backwards if backward < anew]
+        return len(before)
 
     def listed(self, name: str) -> Sequence[Any]:
         """Return what the ledger's meta lists under this name; nothing where it is no list."""
