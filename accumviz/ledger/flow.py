@@ -208,8 +208,9 @@ def scaling(ledger: Arrays) -> Scaling:
             changed[row] &= change.ratio != 1
         elif change.kind == "edit":
             changed[row] = change.remains
-    columns = np.array(factors, float).reshape(-1, len(_Factor._fields))
-    factor_of, kind, ranks, reason = columns.T
+    rows = np.array(factors, float)
+    rows = rows.reshape(-1, len(_Factor._fields))
+    factor_of, kind, ranks, reason = rows.T
     return Scaling(
         at,
         kind.astype(int),
@@ -224,7 +225,8 @@ def _scales(events: Events) -> np.ndarray:
     """Mark the events that may scale what is in `.grad`."""
     # A fused optimizer unscales what it reads, and leaves it unscaled.
     unscales = events.detail("amp_scale", 0.0) > 0
-    fused = events.where("kind", "step") & unscales & ~events.skipped
+    taken = events.where("kind", "step") & ~events.skipped
+    fused = taken & unscales
     synced = events.where("kind", "sync") & ~scatters(events)
     changes = events.where("kind", "clip", "unscale", "edit")
     scales: np.ndarray = changes | fused | synced
@@ -316,7 +318,8 @@ class Factors:
         kind = every.kind[mine]
         ranks = every.ranks[mine]
         reason = every.reason[mine]
-        factor = np.where(reason > 0, 1.0, every.factor[mine])
+        factor = every.factor[mine]
+        factor = np.where(reason > 0, 1.0, factor)
         # The first column is that of "no event yet".
         logarithms = np.zeros((3, mine.size + 1))
         column = np.arange(mine.size) + 1
@@ -512,9 +515,11 @@ class Flow:
                 mine = self._backward[history.born]
                 born = history.born[mine]
                 end = history.end[mine]
-                passages.append(self._passage(history, history, born, born, end))
+                passage = self._passage(history, history, born, born, end)
+                passages.append(passage)
             else:
-                passages += self._scattered(history, self.of[history.shard])
+                shard = self.of[history.shard]
+                passages += self._scattered(history, shard)
         return [passage for passage in passages if passage.backward.size]
 
     def _scattered(self, history: History, shard: History) -> list[Passage]:
@@ -579,7 +584,8 @@ class Flow:
     def live(self, event: int, parameter: int) -> np.ndarray:
         """Return the events whose contributions are in a parameter's `.grad` after an event."""
         history = self.of[parameter]
-        live = (history.born <= event) & (history.end > event)
+        was_born = history.born <= event
+        live = was_born & (history.end > event)
         born: np.ndarray = history.born[live]
         return born
 
@@ -667,7 +673,8 @@ class Flow:
         # What is born between two ends is erased together, so that sums run from the first of them to its end.
         ends, first = np.unique(history.end, return_index=True)
         starts = history.born[first]
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        spans = np.stack([starts, ends], axis=1)
+        for start, end in spans.tolist():
             together = total[start:end]
             together[:] = np.cumsum(together, axis=0)
         return total
@@ -696,7 +703,8 @@ def _held_before(ledger: Arrays) -> np.ndarray:
     if ledger.meta.get("ranks", 1) != 1:  # an average is another sum, too
         differs[:] = False
     was_added = state & CONTRIBUTED > 0
-    was_left = (grad > 0) & (state & CHANGED == 0)
+    unchanged = state & CHANGED == 0
+    was_left = (grad > 0) & unchanged
     held: np.ndarray = np.where(was_added, differs, was_left)
     return held
 

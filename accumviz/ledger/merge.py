@@ -62,16 +62,18 @@ def merge(ledgers: Sequence[Arrays], kind: type[Kind]) -> Kind:
     for place, (rank, ledger, first) in enumerate(ranks):
         here = rows[:, place]
         last = latest[:, place]
-        contribution.append(_pick(ledger.contribution, here, np.nan))
-        grad.append(_pick(ledger.grad, last, np.nan))
+        added = _pick(ledger.contribution, here, np.nan)
+        left = _pick(ledger.grad, last, np.nan)
+        contribution.append(added)
+        grad.append(left)
         happened = _pick(ledger.state, here, 0)
         present = _pick(ledger.state & PRESENT, last, 0)
         state.append(happened | present)
-        for p, (added, left) in ledger.exact.items():
-            exact[len(parameters) + p] = (
-                _pick(added, here, np.nan),
-                _pick(left, last, np.nan),
-            )
+        for p, (all_added, all_left) in ledger.exact.items():
+            column = len(parameters) + p
+            added = _pick(all_added, here, np.nan)
+            left = _pick(all_left, last, np.nan)
+            exact[column] = added, left
         for parameter in ledger.parameters:
             parameters.append(_renamed(parameter, rank, first))
     return kind(
@@ -142,7 +144,8 @@ def _ranks(ledgers: Sequence[Arrays]) -> list[RankLedger]:
 
 def _count_optimizers(ledger: Arrays) -> int:
     """Return how many optimizers a ledger speaks of."""
-    used: set[int] = set(ledger.columns.detail("optimizer_index", 0).tolist())
+    stepped = ledger.columns.detail("optimizer_index", 0)
+    used: set[int] = set(stepped.tolist())
     for parameter in ledger.parameters:
         used.update(parameter.optimizers)
     last = max(used, default=-1)
@@ -166,7 +169,8 @@ def _renamed(parameter: Parameter, rank: int, first: int) -> Parameter:
 
 def _pick(array: np.ndarray, rows: np.ndarray, missing: float) -> np.ndarray:
     """Return these rows of an array; -1 is a row of what is missing."""
-    row_of_missing = np.full_like(array, missing, shape=(1, *array.shape[1:]))
+    elements = array.shape[1:]
+    row_of_missing = np.full((1, *elements), missing, array.dtype)
     array = np.concatenate([array, row_of_missing])
     picked: np.ndarray = array[rows]
     return picked
@@ -189,11 +193,13 @@ def _rows(ledgers: list[Events]) -> np.ndarray:
         for place in going or next_of:
             # A rank that is in no collective has a row of its own.
             key = next_of[place] or place
-            row = together.setdefault(key, [-1] * len(ledgers))
+            nothing = [-1] * len(ledgers)
+            row = together.setdefault(key, nothing)
             row[place] = position[place]
             position[place] += 1
         rows += together.values()
-    return np.array(rows, np.int64).reshape(-1, len(ledgers))
+    merged = np.array(rows, np.int64)
+    return merged.reshape(-1, len(ledgers))
 
 
 def _next_collectives(
@@ -247,7 +253,8 @@ def _shifted(events: Events, first: int) -> Events:
     codes = np.array(events.codes)
     table = list(events.tables["details"])
     steps = events.where("kind", "step", "schedule")
-    used, places = np.unique(codes[steps, _DETAILS], return_inverse=True)
+    of_steps = codes[steps, _DETAILS]
+    used, places = np.unique(of_steps, return_inverse=True)
     codes[steps, _DETAILS] = len(table) + places
     for code in used.tolist():
         details = json.loads(table[code])

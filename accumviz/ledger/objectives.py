@@ -62,14 +62,16 @@ class Terms:
             site = int(sites[backward])
             code = int(codes[backward])
             self._example.setdefault(site, backward)
-            if (site, code) not in alike:
-                alike[site, code] = self._terms(site, events.details[code])
-            terms = alike[site, code]
+            key = site, code
+            if key not in alike:
+                alike[key] = self._terms(site, events.details[code])
+            terms = alike[key]
             self.first[backward] = len(table)
             self.count[backward] = len(terms)
             table += terms
         self._distinct = list(alike.values())
-        columns = np.array(table, float).reshape(-1, len(_Term._fields))
+        columns = np.array(table, float)
+        columns = columns.reshape(-1, len(_Term._fields))
         self.objective = columns[:, 0].astype(int)
         self.reduction = columns[:, 1].astype(int)
         self.elements = columns[:, 2]
@@ -116,18 +118,20 @@ class Terms:
         merged = np.arange(len(keys))
         for several in self._of_one_operation():
             rows = used & np.isin(objective, several)
-            if self._have_one_mean(several, step[rows], weight[rows]):
+            steps = step[rows]
+            if self._have_one_mean(several, steps, weight[rows]):
                 merged[several] = several[0]
         kept, renumbered = np.unique(merged, return_inverse=True)
         renumbered = renumbered.reshape(-1)
-        names = self._names([keys[n] for n in kept.tolist()])
-        return renumbered[objective], names
+        kept_keys = [keys[n] for n in kept.tolist()]
+        return renumbered[objective], self._names(kept_keys)
 
     def _of_one_operation(self) -> list[list[int]]:
         """Return the objectives that one line has of one operation, where there are several."""
         groups: dict[tuple[int, str], list[int]] = {}
         for key, n in self._keys.items():
-            group = groups.setdefault((key.site, key.op), [])
+            operation = key.site, key.op
+            group = groups.setdefault(operation, [])
             group.append(n)
         return [group for group in groups.values() if len(group) > 1]
 
@@ -189,7 +193,8 @@ def _unknown(term: Mapping[str, Any]) -> str:
 def _have_equal_constants(terms: list[_Term]) -> bool:
     """Return whether losses of one backward have the same constant, as far as they are known."""
     constants = [term.factor for term in terms]
-    differ = np.ptp(constants) > SAME * np.abs(constants).max()
+    largest = np.abs(constants).max()
+    differ = np.ptp(constants) > SAME * largest
     return not differ
 
 
