@@ -118,14 +118,11 @@ class Shares(Sequence[Share]):
         for name in Share._fields:
             column = getattr(self, name)[where]
             columns.append(column.tolist())
-        for step, backward, objective, *numbers, unknown in zip(*columns, strict=True):
-            yield Share(
-                step,
-                backward,
-                self.objectives[objective],
-                *numbers,
-                self.reasons[unknown],
-            )
+        for values in zip(*columns, strict=True):
+            row = Share(*values)
+            objective = self.objectives[values[2]]
+            unknown = self.reasons[values[-1]]
+            yield row._replace(objective=objective, unknown=unknown)
 
     def take(self, where: Any) -> Shares:
         """Return the rows at these places (a slice, integers or truths), as shares of their own."""
