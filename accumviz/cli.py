@@ -348,12 +348,9 @@ def _run(options: Any) -> None:
 
 
 def _check_new(path: Path) -> None:
-    """Fail for a ledger's file that cannot be made, or is there already; a rank writes one of its own."""
+    """Fail for a ledger's file that cannot be made, or is there already."""
     if not path.parent.is_dir():
         _fail(f"{_short(path)!r} cannot be written: there is no such folder")
-    rank = os.environ.get("RANK", "")
-    if rank.isdigit() and os.environ.get("WORLD_SIZE", "").isdigit():
-        path = path.with_stem(f"{path.stem}.rank{rank}")
     if path.exists():
         _fail(f"{_short(path)!r} exists already; pass another name with --out")
 

@@ -179,27 +179,21 @@ class Field:
         Each is a name, its attributes, and its text if it has one.
         """
         below, beside = self.axes
-        low, high = self.across
-        columns = _round_values(low, high)
-        low, high = self.up
-        rows = _round_values(low, high)
-        if below == "step":
-            columns = list(filter(float.is_integer, columns))
         elements: list[Element] = []
-        for value in columns:
-            x = _place(value, self.across, _ACROSS)
+        for value in _round_values(*self.across):
+            if below != "step" or value.is_integer():
+                x = _place(value, self.across, _ACROSS)
+                text = number(value, _DIGITS)
+                elements.append(["text.av-tickx", {"x": x, "y": 176}, text])
+        for value in _round_values(*self.up):
+            y = round(_place(value, self.up, _UP) + 4, 1)
             text = number(value, _DIGITS)
-            elements.append(["text.av-tickx", {"x": x, "y": 176}, text])
-        for value in rows:
-            y = _place(value, self.up, _UP) + 4
-            text = number(value, _DIGITS)
-            elements.append(["text.av-ticky", {"x": 40, "y": round(y, 1)}, text])
+            elements.append(["text.av-ticky", {"x": 40, "y": y}, text])
         end = {"x": 310, "y": 189, "text-anchor": "end"}
-        elements += [
-            ["path.av-axes", {"d": "M46 10V162H310"}],
-            ["text.av-axisname", end, shorten(below, 24)],
-            ["text.av-axisname", {"x": 50, "y": 10}, shorten(beside, 24)],
-        ]
+        elements.append(["path.av-axes", {"d": "M46 10V162H310"}])
+        elements.append(["text.av-axisname", end, shorten(below, 24)])
+        start = {"x": 50, "y": 10}
+        elements.append(["text.av-axisname", start, shorten(beside, 24)])
         if self.curve:
             elements.append(["path.av-loss", {"d": self.curve}])
         return elements
@@ -237,9 +231,10 @@ def field(
     across = _range(paths, models, 0)
     up = _range(paths, models, len(names) - 1)
     if len(names) == 2:
-        if loss is None:
-            return Field(names, names, across, up, runs=len(paths))
-        raise TypeError(f"loss is given for {' and '.join(names)}; expected one weight")
+        if loss is not None:
+            both = " and ".join(names)
+            raise TypeError(f"loss is given for {both}; expected one weight")
+        return Field(names, names, across, up, runs=len(paths))
     if loss is None:
         longest = max(len(one.events) for one in paths)
         steps = (0.0, max(longest, 2) - 1.0)
@@ -268,9 +263,8 @@ def _range(paths: Sequence[WeightPath], right: Sequence[WeightPath], i: int) -> 
 def _finite(paths: Sequence[WeightPath], i: int) -> np.ndarray:
     """Return all values of an element that are finite."""
     columns = [one.points[:, i] for one in paths]
-    values: np.ndarray = np.concatenate([np.zeros(0), *columns])
-    values = values[np.isfinite(values)]
-    return values
+    values = np.concatenate([np.zeros(0), *columns])
+    return np.compress(np.isfinite(values), values)
 
 
 # --- the loss ------------------------------------------------------------------------------------

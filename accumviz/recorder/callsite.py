@@ -221,8 +221,13 @@ def _parsed(text: str) -> ast.Module | None:
 def _subject(call: ast.Call, is_method: bool) -> str:
     """Return what the call is about: `loss` in `loss.backward()` and in `accelerator.backward(loss)`."""
     function = call.func
-    if not is_method and call.args and "backward" in ast.unparse(function):
-        return ast.unparse(call.args[0])
+    if not is_method and "backward" in ast.unparse(function):
+        given = [*call.args]
+        for keyword in call.keywords:
+            if keyword.arg == "tensors":
+                given.append(keyword.value)
+        if given:
+            return ast.unparse(given[0])
     if isinstance(function, ast.Attribute):
         return ast.unparse(function.value)
     return ""

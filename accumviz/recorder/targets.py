@@ -48,8 +48,8 @@ def parameters(optimizer: Any) -> Iterator[Any]:
         yield from group["params"]
 
 
-def _joined(*parts: str) -> str:
-    return ".".join(part for part in parts if part)
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix and name else prefix or name
 
 
 def _distinct(name: str, taken: Container[str]) -> str:
@@ -249,14 +249,11 @@ def collect(
 
 def _check(named: Named) -> None:
     """Raise `ValueError` where the tensors are not made yet, or none requires grad."""
-    lazy = []
     for name, tensor in zip(named.names, named.tensors, strict=True):
         if is_lazy(tensor):
-            lazy.append(name)
-    if lazy:
-        raise ValueError(
-            f"{', '.join(lazy[:3])} are made by the first forward; run one before you record"
-        )
+            raise ValueError(
+                f"{name} is made by the first forward; run one before you record"
+            )
     if not any(tensor.requires_grad for tensor in named.tensors):
         raise ValueError(
             f"none of the {len(named.tensors)} tensors passed to record requires grad, so no backward will ever "
@@ -280,8 +277,10 @@ class _Collector:
         elif is_optimizer(item):
             self._add_optimizer(item)
         elif isinstance(item, torch.Tensor):
-            name = _joined(self.prefix, variable(self.frame, item))
-            self._add_tensor(name or f"tensor{len(self.named.tensors)}", item)
+            name = variable(self.frame, item)
+            if not (name or self.prefix):
+                name = f"tensor{len(self.named.tensors)}"
+            self._add_tensor(name, item)
         elif isinstance(item, Mapping):
             self._add_mapping(item)
         elif isinstance(item, Iterable) and not isinstance(item, str | bytes):
@@ -290,7 +289,8 @@ class _Collector:
             raise TypeError(f"cannot record {item!r:.80}, {a(item)}; {_EXPECTED}")
 
     def _add_tensor(self, name: str, tensor: Any) -> None:
-        self.named.add(name, tensor, self.group)
+        """Add a tensor under the prefix."""
+        self.named.add(_joined(self.prefix, name), tensor, self.group)
 
     def _add_module(self, module: Any) -> None:
         named = self.named
@@ -300,7 +300,7 @@ class _Collector:
         named.modules[self.prefix or f"model{len(named.modules) or ''}"] = module
         for path, tensor in module.named_parameters(remove_duplicate=False):
             name = path.replace("_fsdp_wrapped_module.", "")
-            self._add_tensor(_joined(self.prefix, name), tensor)
+            self._add_tensor(name, tensor)
 
     def _add_optimizer(self, optimizer: Any) -> None:
         self.named.optimizers.append(optimizer)
@@ -310,8 +310,7 @@ class _Collector:
                 if self.named.number_of(tensor) is not None:
                     continue
                 name = names[n] if names else variable(self.frame, tensor)
-                name = name or f"group{g}.param{n}"
-                self._add_tensor(_joined(self.prefix, name), tensor)
+                self._add_tensor(name or f"group{g}.param{n}", tensor)
 
     def _add_mapping(self, tensors: Mapping[Any, Any]) -> None:
         for name, value in tensors.items():
@@ -319,13 +318,13 @@ class _Collector:
                 raise TypeError(
                     f"cannot record {name!r}, {a(value)}; expected a tensor in the dict"
                 )
-            self._add_tensor(_joined(self.prefix, str(name)), value)
+            self._add_tensor(str(name), value)
 
     def _add_several(self, items: Iterable[Any]) -> None:
         for n, value in enumerate(items):
             if isinstance(value, torch.Tensor):
                 name = variable(self.frame, value) or str(n)
-                self._add_tensor(_joined(self.prefix, name), value)
+                self._add_tensor(name, value)
             else:
                 self.add(value)
 

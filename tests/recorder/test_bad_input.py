@@ -51,7 +51,7 @@ class Fails(torch.autograd.Function):
         ((nn.ReLU(),), ValueError, "nothing to record in ReLU"),
         ((torch.ones(2),), ValueError, "requires_grad_()"),
         ((leaf() * 2,), ValueError, "not a leaf"),
-        ((nn.LazyLinear(2),), ValueError, "weight, bias are made by the first forward; run one before you record"),
+        ((nn.LazyLinear(2),), ValueError, "weight is made by the first forward; run one before you record"),
         (("model",), TypeError, "cannot record 'model', a str; expected a module"),
         (({"w": 3},), TypeError, "cannot record 'w', an int; expected a tensor"),
     ],
