@@ -34,6 +34,7 @@ _CAPTURED = (
     "a CUDA graph was captured ({place}): its replays run no Python, so what each backward in it adds is not seen, "
     "only the .grad that a replay leaves; to see every event, record the loop before it is captured"
 )
+_GROWN = "`{name}` got parameters that are not recorded, because they were not there before: what they get is not seen"
 _STOPPED = "accumviz stopped recording after {events} events, training goes on: {why}"
 _LOST = "accumviz could not write on, the recording is held in memory: {why}"
 _CLOSED_INSIDE = "the recording was closed while this backward ran"
@@ -193,6 +194,8 @@ class Recording:
         """Keep data only: no tensor, module, optimizer or frame is held by a recording that is closed."""
         try:
             self._parameters = self._gradients.parameters(self._optimizers.leaves())
+            for name in dict.fromkeys(self._optimizers.grown()):
+                self._notes.append(_GROWN.format(name=name))
         finally:
             self._steps.clear()
             self._optimizers.forget()

@@ -78,6 +78,8 @@ class Optimizers:
         self.settings: list[dict[str, Any]] = []
         # Of each, the leaves that it had when it was last seen.
         self._leaves: list[list[int]] = []
+        # Of each, how many parameters it had that are not recorded, when it was met.
+        self._others: list[int] = []
         self._owned = owned
         # Every object met, the wrapped ones too, by id: how to get it, and its number.
         self._met: dict[int, tuple[Callable[[], Any], int]] = {}
@@ -92,6 +94,7 @@ class Optimizers:
             name = called(optimizer, frame)
             self.names.append(_distinct(name, self.names))
             self._leaves.append(self._owned(optimizer))
+            self._others.append(self._unrecorded(optimizer))
             self.settings.append(settings(optimizer))
         self._met[id(optimizer)] = weakref.ref(optimizer), index
         return index
@@ -114,6 +117,18 @@ class Optimizers:
             if optimizer is not None:
                 self._leaves[index] = self._owned(optimizer)
         return self._leaves
+
+    def grown(self) -> Iterator[str]:
+        """Yield the names of those that have got parameters since they were met, of which nothing is recorded."""
+        for alive, index in self._met.values():
+            optimizer = alive()
+            if optimizer is None:
+                continue
+            if self._unrecorded(optimizer) > self._others[index]:
+                yield self.names[index]
+
+    def _unrecorded(self, optimizer: Any) -> int:
+        return len(list(parameters(optimizer))) - len(self._owned(optimizer))
 
     def forget(self) -> None:
         """Forget which optimizers there were; their names stay."""
