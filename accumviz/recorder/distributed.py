@@ -29,7 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from accumviz.recorder import patches
 from accumviz.recorder.callsite import CallSites, variables
 from accumviz.recorder.columns import Backward, Row, Sync
-from accumviz.recorder.transfer import keep_for_stream, readable
+from accumviz.recorder.transfer import keep_for_stream, readable, unseen
 
 # The operators, what they do, and which argument is the whole.
 _OPERATORS = {
@@ -493,7 +493,7 @@ class Collectives:
         def hook(_: torch.Tensor) -> None:
             collectives = here()
             if collectives is not None:
-                collectives._leaves.accumulated(i)
+                unseen(collectives._leaves.accumulated, i)
 
         return patches.guarded(hook)
 

@@ -88,6 +88,8 @@ class Gradients:
         self.others, self.disturbed = 0, False
         self.lock = threading.RLock()
         self.present = bytearray(len(self.tensors))
+        weights = [leaf for leaf in self.tensors if isinstance(leaf, torch.Tensor)]
+        self._ends = [*weights[:1], *weights[-1:]]
         self._shapes = [tuple(local(tensor).shape) for tensor in self.tensors]
         # As they are when the recording opens: what a leaf of another size holds is not known one by one.
         self.sizes = [prod(shape) for shape in self._shapes]
@@ -246,8 +248,9 @@ class Gradients:
         self._is_reached = self._is_reached or bool(running.reached)
         if not self._is_reached:
             self.thread = None  # this one's may train what another recording has
-        self._note_hooks(running)
-        changed = [i for i in self.update() if i not in running.synced]
+        if running.added:
+            self._note_hooks(running)
+        changed = sorted(set(self.update()) - running.synced)
         if running.held:
             self.read_held(running)
         if running.arrived:
@@ -258,8 +261,7 @@ class Gradients:
         running.present = bytes(self.present)
         if UNKNOWN in running.state or running.settled:
             self._doubt(running, changed)
-        alike = set(running.alike)
-        self.read_grads(running, [i for i in changed if i not in alike])
+        self.read_grads(running, sorted(set(changed).difference(running.alike)))
         if reached and running.by_hook.issuperset(reached):
             running.details["by_hook"] = math.nan
         if self.disturbed:
@@ -314,13 +316,12 @@ class Gradients:
         grad = self.tensors[i].grad
         if grad is None or not readable(grad):
             return []
-        after = unseen(self._numbers, i, grad)
-        pairs = zip(before, after, strict=False)
-        if not any(a != b and not math.isnan(b) for a, b in pairs):
-            return []
-        # A change through `.data` is one of all.
-        self._last = None
-        return [i for i in range(len(self)) if self.present[i]]
+        for a, b in zip(before, self._numbers(i, grad), strict=False):
+            if a != b and not math.isnan(b):
+                # A change through `.data` is one of all.
+                self._last = None
+                return [i for i in range(len(self)) if self.present[i]]
+        return []
 
     def _numbers(self, i: int, tensor: torch.Tensor) -> list[float]:
         """Return the elements of a small leaf's tensor in host memory, of another's the norm."""
@@ -340,18 +341,7 @@ class Gradients:
     def read(
         self, row: Row, what: str, leaves: list[int], tensors: list[torch.Tensor]
     ) -> Sample | None:
-        """Give a row what is in these tensors of leaves; return what of the last one in host memory.
-
-        Modes of the user's do not see it.
-        """
-        sample: Sample | None = None
-        if leaves:
-            sample = unseen(self._read, row, what, leaves, tensors)
-        return sample
-
-    def _read(
-        self, row: Row, what: str, leaves: list[int], tensors: list[torch.Tensor]
-    ) -> Sample | None:
+        """Give a row what is in these tensors of leaves; return what of the last one in host memory."""
         if not readable(*tensors):
             leaves, tensors = self._readable_ones(row, what, leaves, tensors)
         places, values = list[int](), list[float]()
@@ -399,9 +389,6 @@ class Gradients:
 
     def weigh(self, row: Row) -> None:
         """Give a row the weights of the small leaves, those of FSDP as shards only."""
-        unseen(self._weigh, row)
-
-    def _weigh(self, row: Row) -> None:
         for i in self.small:
             tensor = local(self.tensors[i])
             if readable(tensor) and tensor.numel() == self.sizes[i]:
@@ -418,9 +405,7 @@ class Gradients:
 
         What FSDP gathers is no tensor, and a tensor made for inference counts no versions.
         """
-        weights = [leaf for leaf in self.tensors if isinstance(leaf, torch.Tensor)]
-        ends = [*weights[:1], *weights[-1:]]
-        return [leaf._version for leaf in ends if not leaf.is_inference()]
+        return [leaf._version for leaf in self._ends if not leaf.is_inference()]
 
     def owns(self, owner: Any) -> bool:
         """Return whether any of an optimizer's, a module's or a list's tensors is recorded."""
@@ -468,6 +453,7 @@ class Gradients:
         """Let go of every tensor."""
         self.running = None
         self.tensors.clear()
+        self._ends.clear()
         self._seen.clear()
         self._index.clear()
         self.named.forget()
@@ -571,7 +557,7 @@ def _note(
         running.held[i] = grad, grad._version, stream
         running.waiting += size
         if running.waiting > gradients.bulk or i in gradients.taken:
-            gradients.read_held(running, stream)
+            unseen(gradients.read_held, running, stream)
     else:
         running.state[i] = ARRIVED
         running.arrived[i] = _mark(grad)

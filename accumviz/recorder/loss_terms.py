@@ -18,7 +18,7 @@ from accumviz.recorder import patches
 from accumviz.recorder.columns import Backward, Row
 from accumviz.recorder.distributed import local
 from accumviz.recorder.memory import ACCUMULATE_GRAD, held
-from accumviz.recorder.transfer import PLAIN, plainly, readable, unseen
+from accumviz.recorder.transfer import PLAIN, plainly, readable
 
 # A sum of more losses than this, or one of more operations, is not taken apart further.
 _MOST_TERMS, _MOST_NODES = 64, 512
@@ -93,20 +93,6 @@ class _UnreadableError(Exception):
 
 # --- nodes ----------------------------------------------------------------------------------------
 
-# By the type of a node, its name; a class per user function, or per compilation, is not kept.
-_names: dict[type, str] = {}
-
-
-def _name_of(node: Any) -> str:
-    """Return what autograd calls this node."""
-    kind = type(node)
-    if kind in _names:
-        return _names[kind]
-    name: str = node.name()
-    if kind.__module__ == "builtins" and kind.__name__ == name:
-        _names[kind] = name
-    return name
-
 
 def _only_parent(node: Any) -> Any:
     """Return the one node below this one; None where there is none, or several."""
@@ -143,7 +129,7 @@ def _number(value: Any) -> Any:
 
 def _is_scale(value: Any) -> bool:
     """Return whether this is what a gradient scaler multiplies losses by."""
-    if not patches.scalers or not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor):
         return False
     for scaler in patches.scalers:
         scale = getattr(scaler, "_scale", None)
@@ -153,7 +139,7 @@ def _is_scale(value: Any) -> bool:
 
 
 def _sizes_reduced(node: Any) -> list[int]:
-    return [int(size) for size in node._saved_self_sym_sizes]
+    return list(map(int, node._saved_self_sym_sizes))
 
 
 def _raised(constant: float, power: int) -> float:
@@ -183,7 +169,7 @@ class _Terms:
         visited = 0
         while waiting:
             node, factor = waiting.pop()
-            name = _name_of(node)
+            name = type(node).__name__
             visited += 1
             if len(self._terms) >= _MOST_TERMS or visited > _MOST_NODES:
                 self.add(name, factor, unknown=_MORE)
@@ -210,8 +196,10 @@ class _Terms:
             "unknown": unknown,
         }
         self._terms.append(term)
-        if elements is not None:
-            _note(self._row, elements, partial(_put_elements, term))
+        if isinstance(elements, torch.Tensor):
+            self._row.take(elements, partial(_put_elements, term))
+        elif elements is not None:
+            _put_elements(term, elements)
         if factor:
             self._multiply(term, factor)
         return term
@@ -274,7 +262,7 @@ class _Terms:
     def _visit_reduction(self, node: Any, name: str, factor: _Factor) -> _Below:
         """Add a sum or a mean, or return the losses that were stacked for it."""
         below = node.next_functions[0][0]
-        is_loss = _name_of(below) in _CROSS_ENTROPIES | _OTHER_LOSSES
+        is_loss = type(below).__name__ in _CROSS_ENTROPIES | _OTHER_LOSSES
         if is_loss and not _sizes_reduced(node):
             # Of one number, as in `loss.mean()` for several GPUs
             return [(below, factor)]
@@ -400,7 +388,7 @@ class _Reduced:
         below = _only_parent(self.node)
         if below is None:
             return False
-        name = _name_of(below)
+        name = type(below).__name__
         if name in _JOINED or name in _CROSS_ENTROPIES:
             self.node = below
             return False
@@ -458,7 +446,7 @@ class _Reduced:
 
     def parts(self) -> list[Any]:
         """Return the losses that were stacked or joined for this reduction; none where there are no such."""
-        if _name_of(self.node) not in _JOINED:
+        if type(self.node).__name__ not in _JOINED:
             return []
         joined = []
         for node, at in self.node.next_functions:
@@ -473,7 +461,7 @@ class _Reduced:
 
     def elements(self) -> Any:
         """Return how many elements a sum has: those that its masks let through, by what they weigh."""
-        if _name_of(self.node) in _CROSS_ENTROPIES:
+        if type(self.node).__name__ in _CROSS_ENTROPIES:
             self._mask(_counted_targets(self.node))
         if not self._masks:
             return self.count
@@ -523,11 +511,8 @@ def describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if inputs is not None:
         several = isinstance(inputs, list | tuple | dict)
         row.details["inputs"] = len(inputs) if several else 1
-    # A mode (a FLOP counter) would be handed the constant of `loss / 2` as a plain 2, and cannot take its item().
-    unseen(_describe, row, call.get("tensors", ()), call.get("grad_tensors"))
-
-
-def _describe(row: Backward, roots: Any, given: Any) -> None:
+    roots = call.get("tensors", ())
+    given = call.get("grad_tensors")
     # An edge of the graph is a tuple that has a node.
     if not isinstance(roots, list | tuple) or hasattr(roots, "node"):
         roots = [roots]
@@ -559,7 +544,7 @@ def _describe_root(row: Backward, root: Any, given: Any) -> None:
         terms.add("", unknown=_LEAF_ITSELF)
         return
     node, factor = _walk_scale(row, row.nodes[0])
-    name = _name_of(node)
+    name = type(node).__name__
     row.details["root"] = name
     row.label = row.label or name
     start = 1.0 if given is None else _number(given)
@@ -576,7 +561,7 @@ def _walk_scale(row: Backward, node: Any) -> tuple[Any, _Factor]:
     that made the loss proper, and what it is multiplied by.
     """
     factor: _Factor = ()
-    while (name := _name_of(node)) in _POWERS or name == "AliasBackward0":
+    while (name := type(node).__name__) in _POWERS or name == "AliasBackward0":
         parent = _only_parent(node)
         if parent is None:
             break
@@ -587,7 +572,7 @@ def _walk_scale(row: Backward, node: Any) -> tuple[Any, _Factor]:
             if value is None or type(parent) is ACCUMULATE_GRAD:
                 break
             power = _POWERS[name]
-            if _is_scale(constant):
+            if patches.scalers and _is_scale(constant):
                 _note(row, value, partial(row.details.__setitem__, "amp_scale"))
             else:
                 _note(row, value, partial(_scale, row, power))

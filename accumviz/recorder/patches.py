@@ -31,6 +31,7 @@ from torch.optim.optimizer import (
 )
 
 from accumviz.recorder import loaders
+from accumviz.recorder.transfer import unseen
 
 # The open recordings. Replaced, never changed: an event is told to those that were open when it happened.
 listening: tuple[Any, ...] = ()
@@ -103,14 +104,17 @@ def leave(recording: Any) -> None:
 
 
 def notify(recordings: tuple[Any, ...], what: str, *args: Any) -> list[tuple[Any, Any]]:
-    """Call this method of each recording, and return their answers; one that fails stops."""
+    """Call this method of each recording, and return their answers; one that fails stops.
+
+    Modes of the user's do not see it: a FLOP counter would count what we read.
+    """
     if failures:
         stop_failed(listening)
         return []
     answers = []
     for recording in recordings:
         try:
-            answers.append((recording, getattr(recording, what)(*args)))
+            answers.append((recording, unseen(getattr(recording, what), *args)))
         except BaseException as failure:
             failures.append(failure)
             stop_failed((recording,))

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import sys
 import warnings
+from operator import ne
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter
@@ -28,7 +29,7 @@ from accumviz.recorder.loaders import Loaders
 from accumviz.recorder.loss_terms import describe_root
 from accumviz.recorder.memory import Allocated, Held
 from accumviz.recorder.targets import Named, Optimizers, called
-from accumviz.recorder.transfer import readable, wire
+from accumviz.recorder.transfer import readable, unseen, wire
 
 _CAPTURED = (
     "a CUDA graph was captured ({place}): its replays run no Python, so what each backward in it adds is not seen, "
@@ -142,7 +143,7 @@ class Recording:
     @patches.guarded
     def stop(self, ended: str = "closed") -> None:
         """Close the recording, and its file; `ended` is what the ledger says of how it ended."""
-        self._close(ended)
+        unseen(self._close, ended)
         self._heed_failures()
 
     __enter__ = start
@@ -317,9 +318,8 @@ class Recording:
             thread,
         )
         describe_root(running, args, kwargs)
-        versions, self._versions = self._versions, gradients.versions()
-        unchanged = [a == b for a, b in zip(versions, self._versions, strict=True)]
-        if unchanged and not any(unchanged):
+        before, self._versions = self._versions, gradients.versions()
+        if before and all(map(ne, before, self._versions)):
             running.details["moved"] = True  # by a hand: after a step we look again
         running.storages = self._memory.before(running.nodes)
         if running.storages is not None:
@@ -531,9 +531,10 @@ class Recording:
 
     def _within(self) -> str:
         """What the caller is inside of: a step (its closure), a backward (its hooks), or nothing."""
-        if self._gradients.running_here() is not None:
+        gradients = self._gradients
+        if gradients.running is not None and gradients.running_here() is not None:
             return "backward"
-        return "step" if self._open_steps() else ""
+        return "step" if self._steps and self._open_steps() else ""
 
     def _open_steps(self) -> list[_Step]:
         """Return the steps that the caller is inside of; one that raised never ends, and is forgotten."""
