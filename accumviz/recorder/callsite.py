@@ -310,18 +310,15 @@ class Sources:
 
     def __init__(self, whole: bool) -> None:
         self._whole = whole
-        self._met: set[tuple[str, int]] = set()
+        self.met: set[tuple[str, int]] = set()
         self._texts: dict[str, str] = {}
         self._lines: dict[str, set[int]] = {}
         self._unsaid: set[str] = set()
 
-    def __contains__(self, site: CallSite) -> bool:
-        return (site.file, site.line) in self._met
-
     def meet(self, site: CallSite) -> None:
         """Read the file of a line that was not met before."""
         file = site.file
-        self._met.add((file, site.line))
+        self.met.add((file, site.line))
         if not site.path:
             return
         text = "".join(linecache.getlines(site.path))

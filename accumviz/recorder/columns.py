@@ -36,7 +36,7 @@ from accumviz.ledger.events import (
 from accumviz.ledger.ledger import Ledger
 from accumviz.recorder.callsite import CallSite, Sources
 from accumviz.recorder.memory import Allocated
-from accumviz.recorder.transfer import elements, wire
+from accumviz.recorder.transfer import wire
 
 # A block has at most so many events, and so many numbers of parameters.
 _EVENTS, _NUMBERS = 256, 200_000
@@ -108,7 +108,7 @@ class Row:
         if tensors[0].is_cpu:
             values: list[float] = []
             for tensor in tensors:
-                values += elements(tensor)
+                values += tensor.to_dense().flatten().tolist()
             put(values)
         else:
             self.coming.append((put, *wire.send(tensors)))
@@ -428,7 +428,7 @@ class Columns:
         """Take a row as whole, but for what a device still sends."""
         if self._allocated.devices:
             row.allocated, row.peak = self._allocated.after()
-        if row.site not in self._sources:
+        if (row.site.file, row.site.line) not in self._sources.met:
             # Here, not in the thread that writes: keeping the parser's warnings to ourselves concerns all threads.
             with self._lock:
                 self._sources.meet(row.site)

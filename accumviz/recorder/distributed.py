@@ -588,7 +588,7 @@ class Collectives:
         for sync in running.syncs:
             for i, piece in sync.pieces.items():
                 self._leaves.read(sync.row, "contribution", [i], [piece.reshape(-1)])
-                keep_for_stream([piece])  # it was scattered on a stream of FSDP's
+                keep_for_stream(piece)  # it was scattered on a stream of FSDP's
             sync.pieces.clear()
 
     # --- DDP -----------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from accumviz.recorder.distributed import local
 from accumviz.recorder.targets import Named
 from accumviz.recorder.transfer import (
     device_norms,
-    elements,
     host_norm,
     keep_for_stream,
     readable,
@@ -190,11 +189,12 @@ class Gradients:
                 running.state[i] = READ
                 leaves.append(i)
                 grads.append(grad)
+                if grad.is_cuda:
+                    keep_for_stream(grad)
             else:
                 running.state[i] = UNKNOWN
         running.held, running.waiting = rest, 0
         self.read(running, "contribution", leaves, grads)
-        keep_for_stream(grads)
 
     def _read_arrived(self, running: Backward) -> None:
         """Read the contributions that are what `.grad` is."""
@@ -326,7 +326,9 @@ class Gradients:
     def _numbers(self, i: int, tensor: torch.Tensor) -> list[float]:
         """Return the elements of a small leaf's tensor in host memory, of another's the norm."""
         whole = i in self.small and tensor.numel() == self.sizes[i]
-        return elements(tensor) if whole else [host_norm(tensor)]
+        if whole and tensor.layout is _STRIDED:
+            return tensor.flatten().tolist()
+        return [host_norm(tensor)]
 
     def read_grads(self, row: Row, indices: Iterable[int]) -> None:
         """Give a row the `.grad` of these leaves: elements of small tensors, norms of large ones."""
@@ -349,11 +351,13 @@ class Gradients:
         on_device: dict[Any, tuple[list[int], list[torch.Tensor]]] = {}
         for i, tensor in zip(leaves, tensors, strict=True):
             whole = i in self.small and tensor.numel() == self.sizes[i]
+            whole = whole and tensor.layout is _STRIDED
             place = ~i if whole else i
             if tensor.is_cpu:
-                sample = i, elements(tensor) if whole else [host_norm(tensor)]
+                numbers = tensor.flatten().tolist() if whole else [host_norm(tensor)]
+                sample = i, numbers
                 places.append(place)
-                values += sample[1]
+                values += numbers
             else:
                 kind = whole, tensor.device, tensor.dtype
                 alike = on_device.setdefault(kind, ([], []))

@@ -138,10 +138,6 @@ def _is_scale(value: Any) -> bool:
     return False
 
 
-def _sizes_reduced(node: Any) -> list[int]:
-    return list(map(int, node._saved_self_sym_sizes))
-
-
 def _raised(constant: float, power: int) -> float:
     """Return a constant, or (power -1) one divided by it.
 
@@ -196,10 +192,7 @@ class _Terms:
             "unknown": unknown,
         }
         self._terms.append(term)
-        if isinstance(elements, torch.Tensor):
-            self._row.take(elements, partial(_put_elements, term))
-        elif elements is not None:
-            _put_elements(term, elements)
+        _note(self._row, elements, partial(_put_elements, term))
         if factor:
             self._multiply(term, factor)
         return term
@@ -263,7 +256,7 @@ class _Terms:
         """Add a sum or a mean, or return the losses that were stacked for it."""
         below = node.next_functions[0][0]
         is_loss = type(below).__name__ in _CROSS_ENTROPIES | _OTHER_LOSSES
-        if is_loss and not _sizes_reduced(node):
+        if is_loss and not node._saved_self_sym_sizes:
             # Of one number, as in `loss.mean()` for several GPUs
             return [(below, factor)]
         kind = _REDUCING[name]
@@ -287,10 +280,10 @@ class _Terms:
 
 
 def _note(row: Row, value: Any, put: Callable[[float], None]) -> None:
-    """Hand a number to `put`: later, if it is on a device."""
+    """Hand a number, if it is known, to `put`: later, if it is on a device."""
     if isinstance(value, torch.Tensor):
         row.take(value, put)
-    else:
+    elif value is not None:
         put(value)
 
 
@@ -374,28 +367,26 @@ class _Reduced:
 
     def __init__(self, node: Any, kind: str) -> None:
         self.node = node
-        self.count = math.prod(_sizes_reduced(node))
+        self.count = math.prod(map(int, node._saved_self_sym_sizes))
         self.factor: _Factor = ()
         self.over_batch: Any = None
         self._kind = kind
         self._masks: list[torch.Tensor] = []
         self._masks_sums = False  # what was masked are sums, as of the classes of a row
-        while self._descend():
-            pass
+        self._descend()
 
-    def _descend(self) -> bool:
-        """Go one operation down; return whether the loss proper may begin further below."""
+    def _descend(self) -> None:
+        """Go down to where the loss proper begins."""
         below = _only_parent(self.node)
-        if below is None:
-            return False
-        name = type(below).__name__
-        if name in _JOINED or name in _CROSS_ENTROPIES:
-            self.node = below
-            return False
-        if _only_parent(below) is None or not self._passes(below, name):
-            return False
-        self.node = below
-        return True
+        while below is not None:
+            name = type(below).__name__
+            if name in _JOINED or name in _CROSS_ENTROPIES:
+                self.node = below
+                return
+            parent = _only_parent(below)
+            if parent is None or not self._passes(below, name):
+                return
+            self.node, below = below, parent
 
     def _passes(self, node: Any, name: str) -> bool:
         """Return whether this operation does nothing else to elements, and take note of what it does."""
@@ -408,7 +399,7 @@ class _Reduced:
         return name in _ELEMENTWISE and getattr(node, "_saved_alpha", 1) == 1
 
     def _passes_reduction(self, node: Any, kind: str) -> bool:
-        sizes = _sizes_reduced(node)
+        sizes = list(map(int, node._saved_self_sym_sizes))
         if kind == self._kind:
             self.count = math.prod(sizes)
             self._masks_sums = bool(self._masks)
@@ -533,11 +524,10 @@ def describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _describe_root(row: Backward, root: Any, given: Any) -> None:
     single = isinstance(root, torch.Tensor) and root.numel() == 1
-    if single and not root.is_complex():
-        value = plainly(local(root))
-        if readable(value):
-            row.take(value, partial(setattr, row, "loss"))
-    elif isinstance(root, torch.Tensor) and not single:
+    if single:
+        value = root if type(root) in PLAIN else plainly(local(root))
+        _note(row, _number(value), partial(setattr, row, "loss"))
+    elif isinstance(root, torch.Tensor):
         row.details["root_shape"] = list(root.shape)
     terms = _Terms(row)
     if not row.nodes:

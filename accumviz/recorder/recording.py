@@ -238,7 +238,7 @@ class Recording:
         What was written to a file is read back from there.
         """
         if self._entered and not self._closed and self._gradients.running is None:
-            self._edits()
+            unseen(self._edits)
         return self._rows.ledger()
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -84,18 +84,10 @@ def mark(stream: Any) -> Any:
     return stream.record_event()
 
 
-def keep_for_stream(tensors: Iterable[torch.Tensor]) -> None:
-    """See to it that the memory of tensors made on other streams is not reused before the current one has read it."""
-    for tensor in tensors:
-        if tensor.is_cuda:
-            tensor.record_stream(torch.cuda.current_stream(tensor.device))
-
-
-def elements(tensor: torch.Tensor) -> list[float]:
-    """Return the elements of a tensor in host memory."""
-    dense = tensor if tensor.layout is _STRIDED else tensor.to_dense()
-    values: list[float] = dense.flatten().tolist()
-    return values
+def keep_for_stream(tensor: torch.Tensor) -> None:
+    """See to it that the memory of a tensor made on another stream is not reused before the current one has read it."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
 def host_norm(tensor: torch.Tensor) -> float:
