@@ -98,9 +98,17 @@ def leave(recording: Any) -> None:
         if not listening:
             session = object()
             # What cannot be undone stays silent, and is tried again the next time.
-            while undoing:
-                undoing[-1]()
-                undoing.pop()
+            undoing[:] = [undo for undo in reversed(undoing) if not _is_undone(undo)]
+
+
+def _is_undone(undo: Callable[[], None]) -> bool:
+    """Undo what was done to torch, and return whether that succeeded."""
+    try:
+        undo()
+    except Exception as failure:
+        failures.append(failure)
+        return False
+    return True
 
 
 def notify(recordings: tuple[Any, ...], what: str, *args: Any) -> list[tuple[Any, Any]]:
