@@ -615,4 +615,6 @@ def _meant_uneven(shares: Sequence[WindowShare]) -> str:
     for share in _several(shares):
         if share.judged and len(set(share.sizes)) == 1 and not share.alike:
             return f"micro-batches that weigh from {share.least:.3g} to {max(share.weights):.3g} are meant"
+        if _only_the_last_is_smaller(share) and not is_close(*share.each[-2:]):
+            return "a last micro-batch that is smaller, and counts as much as the others, is meant"
     return ""
