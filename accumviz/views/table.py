@@ -75,8 +75,9 @@ def ledger_html(ledger: Ledger) -> str:
         notes.append("‖ ‖ is the 2-norm of a tensor with more than 4 elements.")
     everything = range(len(ledger)), range(len(ledger.parameters))
     caption = f"Ledger: {words.overview(ledger, *everything)}"
-    rows = [_row(ledger, event, parameters) for event in events]
-    head = _head(ledger, parameters) if rows else ""
+    has_loss = not all(math.isnan(event.loss) for event in events)
+    rows = [_row(ledger, event, parameters, has_loss=has_loss) for event in events]
+    head = _head(ledger, parameters, has_loss=has_loss) if rows else ""
     return _framed("ledger", caption, head, rows, notes)
 
 
@@ -89,7 +90,7 @@ def _ends(rows: Sequence[Any], noun: str) -> tuple[list[Any], list[str]]:
     return [*rows[:half], *rows[-half:]], [note]
 
 
-def _head(ledger: Ledger, parameters: Iterable[int]) -> str:
+def _head(ledger: Ledger, parameters: Iterable[int], *, has_loss: bool) -> str:
     names = ""
     columns = ""
     for p in parameters:
@@ -103,15 +104,20 @@ def _head(ledger: Ledger, parameters: Iterable[int]) -> str:
         columns += f'<th class="av-n av-first" scope="col">{bar}contribution{bar}</th>'
         columns += f'<th class="av-n" scope="col">{bar}.grad{bar}</th>'
     tall = 'scope="col" rowspan="2"'
+    loss = f'<th {tall} class="av-n av-first">loss</th>' if has_loss else ""
     return (
         f'<tr><th {tall} class="av-n">#</th><th {tall}>event</th>{names}'
-        f'<th {tall} class="av-n av-first">loss</th><th {tall} class="av-first">code</th></tr><tr>{columns}</tr>'
+        f'{loss}<th {tall} class="av-first">code</th></tr><tr>{columns}</tr>'
     )
 
 
-def _row(ledger: Ledger, event: Event, parameters: Iterable[int]) -> str:
+def _row(
+    ledger: Ledger, event: Event, parameters: Iterable[int], *, has_loss: bool
+) -> str:
     cells = "".join(_cells(ledger, event.index, p) for p in parameters)
-    loss = "" if math.isnan(event.loss) else style.number(event.loss)
+    if has_loss:
+        loss = "" if math.isnan(event.loss) else style.number(event.loss)
+        cells += f'<td class="av-n av-first">{loss}</td>'
     step = ' class="av-step"' if event.kind == "step" else ""
     source = event.source.strip()
     code = f'<code title="{escape(source)}">{escape(words.shorten(source, 44))}</code>'
@@ -119,7 +125,7 @@ def _row(ledger: Ledger, event: Event, parameters: Iterable[int]) -> str:
     return (
         f'<tr{step}><th class="av-n av-quiet" scope="row">{event.index}</th>'
         f'<td class="av-event">{_event(ledger, event)}</td>{cells}'
-        f'<td class="av-n av-first">{loss}</td><td class="av-first">{line}{code}</td></tr>'
+        f'<td class="av-first">{line}{code}</td></tr>'
     )
 
 
