@@ -109,7 +109,7 @@ def test_the_kernel_records_what_the_page_asks_for_and_the_static_view_outlives_
     """In one visit: to open JupyterLab and to start a kernel takes longer than all that is asked of them."""
     page = watch(width=1300).page
     page.goto(f"{lab}lab/tree/run.ipynb?token={TOKEN}")
-    page.locator(".jp-Notebook .jp-Cell").nth(3).wait_for(timeout=60_000)
+    page.locator(".jp-Notebook .jp-Cell").nth(2).wait_for(timeout=60_000)
     page.get_by_text("| Idle").wait_for(timeout=60_000)  # what is run before the kernel is there is never run
     choose(page, "Run", "Run All Cells")
     outputs = page.locator(".jp-Notebook .jp-Cell")
