@@ -583,7 +583,10 @@ class Columns:
                 self._writes = False
 
     def give_up(self) -> None:
-        """Keep what is whole, drop what is not, after something of ours has failed: it may do so again."""
+        """Put away the rows that are done, and drop all others, after something of ours has failed.
+
+        Should that fail as well, the rest is dropped, too; from now on errors of ours say nothing new.
+        """
         with self._lock:
             self._given_up = True
             self.pending[:] = [row for row in self.pending if row.done]

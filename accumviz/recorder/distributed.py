@@ -603,7 +603,7 @@ class Collectives:
             return None
         replica = armed[0]
         for at in _outwards(frame):
-            # A comm hook calls it as users do; DDP itself does not.
+            # `dist.all_reduce` is on the stack where the user called it, or a comm hook; DDP's reducer calls no Python.
             by_hand = at.f_code is _ALL_REDUCE and not replica.hooked
             if by_hand or at.f_code.co_filename.endswith(_BATCH_NORM):
                 return None

@@ -343,7 +343,10 @@ class Gradients:
     def read(
         self, row: Row, what: str, leaves: list[int], tensors: list[torch.Tensor]
     ) -> Sample | None:
-        """Give a row what is in these tensors of leaves; return what of the last one in host memory."""
+        """Give a row what is in these tensors of leaves.
+
+        Returns the numbers of the last one in host memory, by which a change of `.grad` is seen that no version tells.
+        """
         if not readable(*tensors):
             leaves, tensors = self._readable_ones(row, what, leaves, tensors)
         places, values = list[int](), list[float]()

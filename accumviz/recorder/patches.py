@@ -39,7 +39,8 @@ listening: tuple[Any, ...] = ()
 failures: deque[BaseException] = deque(maxlen=1)
 # How to leave torch as it was.
 undoing: list[Callable[[], None]] = []
-# The threads that are in the middle of each; `threading.local` costs several times as much.
+# For each kind of call, the threads that are inside one now: a nested call is no event of its own. `threading.local`
+# costs several times as much.
 inside: dict[str, set[int]] = {
     kind: set() for kind in ("backward", "zero_grad", "clip", "unscale", "schedule")
 }

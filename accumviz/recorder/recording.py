@@ -475,7 +475,7 @@ class Recording:
     def _follows(self, owner: Any) -> bool:
         """Return whether tensors of this are recorded, and the caller's thread is followed.
 
-        What others do leaves nothing that could be judged.
+        What another thread does to them is noted: no share can be known then.
         """
         if self._closed or not self._gradients.owns(owner):
             return False
@@ -491,7 +491,7 @@ class Recording:
             self._edits()
 
     def _edits(self) -> None:
-        """Add what changed since the last event, by a hand that we did not see."""
+        """Add an `edit` of each `.grad` that changed since the last event through no call that is wrapped."""
         if self._gradients.is_ours():
             changed = self._gradients.look()
             if changed:
