@@ -232,7 +232,7 @@ def _load(file: Path) -> Ledger:
 
 
 def _load_ranks(files: list[Path]) -> list[Ledger]:
-    """Return the ledger in a file, or those of the ranks of one run."""
+    """Return the ledger in a file, or the ledgers of all ranks of one run."""
     ledgers = [_load(file) for file in files]
     ranks = [ledger.meta.get("rank") for ledger in ledgers]
     if len(ranks) > 1 and (None in ranks or len(set(ranks)) < len(ranks)):

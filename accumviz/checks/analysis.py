@@ -38,7 +38,7 @@ def modal_length(lengths: Iterable[int]) -> int:
 
 
 def between(events: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Return those of some events that lie between two."""
+    """Return the events that lie between two others."""
     is_inside = (events > start) & (events < stop)
     inside: np.ndarray = events[is_inside]
     return inside

@@ -29,7 +29,7 @@ _FREED = (
 def trace(*tensors: torch.Tensor, values: bool = False) -> Graph:
     """Read the autograd graph below one or more tensors, with the caller's names on it.
 
-    Names are those of the caller's variables; modules among them give parameters their paths.
+    Nodes are named after the caller's variables; modules among these give parameters their paths.
 
     `values=True` puts forward values and gradients on the nodes of a graph of at most 200, for
     tensors of at most 64 elements; what cannot be known for certain stays None. A gradient is

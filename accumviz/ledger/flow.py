@@ -320,7 +320,7 @@ class Factors:
         reason = every.reason[mine]
         factor = every.factor[mine]
         factor = np.where(reason > 0, 1.0, factor)
-        # The first column is that of "no event yet".
+        # The first column stands for "no event yet".
         logarithms = np.zeros((3, mine.size + 1))
         column = np.arange(mine.size) + 1
         logarithms[kind, column] = np.log(factor)
