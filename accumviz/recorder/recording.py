@@ -184,12 +184,10 @@ class Recording:
 
     def _leave(self) -> None:
         """Take everything of ours away from torch and from the user's tensors, whatever fails on the way."""
-        with contextlib.suppress(Exception):
-            patches.leave(self)
+        patches.guarded(patches.leave)(self)
         for part in (self._collectives, self._gradients, self._graphs):
-            with contextlib.suppress(Exception):
-                if part is not None:
-                    part.close()
+            if part is not None:
+                patches.guarded(part.close)()
 
     def _let_go(self) -> None:
         """Keep data only: no tensor, module, optimizer or frame is held by a recording that is closed."""
