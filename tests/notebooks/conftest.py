@@ -13,9 +13,9 @@ from tests.notebooks.bare import BARE, ROOT, Runtime, runtime
 from tests.thorough import THOROUGH
 
 NOTEBOOKS = ROOT / "_build" / "html" / "notebooks"
-# The build has run every chapter's cells already. What a notebook adds, its first cell and the runtime, is in this one,
-# which records and explores; that torchviz comes along is tried with the first cell alone.
-AT_EACH_PUSH = ("02_zero_grad.ipynb",)
+# The build has run every chapter's cells already. What a notebook adds, its first cell and a runtime with Graphviz's
+# program alone, is in this one: it records, and draws by torchviz, too.
+AT_EACH_PUSH = ("01_graphs.ipynb",)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
