@@ -150,8 +150,14 @@ def _drift(analysis: LedgerAnalysis) -> str:
             number(settings.get(n)) > 0 for n in names
         ):
             continue
-        cells = np.ix_(np.array(list(optimizer.full_windows), int), optimizer.columns)
+        steps = np.array(list(optimizer.full_windows), int)
+        cells = np.ix_(steps, optimizer.columns)
         zero = (state[cells] & PRESENT > 0) & (grad[cells] == 0)
+        # What cancels, as a critic's last bias under WGAN, was given to be 0.
+        for row, used in enumerate(optimizer.full_windows.values()):
+            zero[row] &= ~analysis.contributed[np.ix_(used, optimizer.columns)].any(
+                axis=0
+            )
         drifting = np.flatnonzero(zero.sum(axis=0) >= 2)
         if drifting.size:
             idle = _names(analysis, optimizer.columns[drifting].tolist())

@@ -175,33 +175,25 @@ class Detector:
         self, roots: list[Any], optimizers: list[Any], caller: FrameType | None
     ) -> None:
         groups = _grouped(roots, caller) if len(roots) > 1 else {}
-        # Without a module, what an optimizer was given is all there is.
-        named = collect(() if groups else (*(roots or optimizers),), groups, caller)
-        # Last, as in record(): a model knows better names for the same parameters.
-        for optimizer in optimizers:
-            more = collect((optimizer,), {}, caller)
-            for name, tensor in zip(more.names, more.tensors, strict=True):
-                if named.number_of(tensor) is None:
-                    named.add(name, tensor, "")
-        recording = self._started(named, optimizers, caller)
-        named.optimizers.clear()  # none is held: a loop may make one for each epoch
+        given = (*optimizers,) if groups else (*roots, *optimizers)
+        recording = self._started(collect(given, groups, caller), caller)
         self.recordings.append(recording)
         self._opened[recording] = [weakref.ref(each) for each in optimizers]
 
-    def _started(
-        self, named: Named, optimizers: list[Any], caller: FrameType | None
-    ) -> Recording:
+    def _started(self, named: Named, caller: FrameType | None) -> Recording:
         """Return an open recording in a file of its own: a name that another run has taken gets a number."""
-        named.optimizers[:] = optimizers
         while True:
             place = self._place()
             recording = Recording(
                 named, caller, path=place, exact=self._exact, memory=None
             )
             try:
-                return recording.start()
+                recording.start()
+                break
             except FileExistsError:
                 self._number += 1
+        named.optimizers.clear()  # none is held: a loop may make one for each epoch
+        return recording
 
     def _place(self) -> Path | None:
         if self._path is None:
@@ -258,8 +250,8 @@ def _roots(
 
     They share parameters with an optimizer, or some caller has a name for them; with neither, all are taken.
     """
-    whole = _whole_models(recorded)
     owned = set[int]().union(*map(_ids, optimizers))
+    whole = _whole_models(owned, recorded)
     wanted = [
         module
         for module, trained in whole
@@ -268,8 +260,11 @@ def _roots(
     return wanted if wanted or owned else [module for module, _ in whole]
 
 
-def _whole_models(recorded: set[int]) -> list[tuple[Any, set[int]]]:
-    """Return the modules that are no part of another, without the compiler's wrapper, and their trained parameters."""
+def _whole_models(owned: set[int], recorded: set[int]) -> list[tuple[Any, set[int]]]:
+    """Return the modules that are no part of another, without the compiler's wrapper, and their trained parameters.
+
+    What an optimizer owns may be frozen only now, as a GAN's players are by turns.
+    """
     modules = _living(torch.nn.Module)
     inner: set[int] = set()
     for module in modules:
@@ -279,7 +274,9 @@ def _whole_models(recorded: set[int]) -> list[tuple[Any, set[int]]]:
     whole = []
     for module in modules:
         bare = getattr(module, "_modules", {}).get("_orig_mod", module)
-        trained = {id(p) for p in bare.parameters() if p.requires_grad}
+        has = list(bare.parameters())
+        trained = {id(p) for p in has if p.requires_grad}
+        trained |= owned.intersection(map(id, has))
         if id(module) not in inner and trained and not trained & recorded:
             whole.append((bare, trained))
     return whole

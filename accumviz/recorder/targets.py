@@ -244,19 +244,19 @@ def collect(
     """
     named = Named()
     modules = [item for item in objects if isinstance(item, torch.nn.Module)]
+    given = [("", item) for item in objects]
+    given += groups.items()
     # Optimizers last: a module knows better names for the same parameters.
-    for item in sorted(objects, key=is_optimizer):
-        prefix = ""
-        if len(modules) > 1 and isinstance(item, torch.nn.Module):
+    for group, item in sorted(given, key=lambda argument: is_optimizer(argument[1])):
+        prefix = group
+        if not group and len(modules) > 1 and isinstance(item, torch.nn.Module):
             prefix = variable(frame, item) or type(item).__name__
         _Collector(named, prefix, prefix, frame).add(item)
-    for group, item in groups.items():
-        _Collector(named, group, group, frame).add(item)
     for module in named.wrapped:
         _add_wholes(named, module)
     if not named.tensors:
-        given = [type(item).__name__ for item in (*objects, *groups.values())]
-        listed = ", ".join(given) or "no arguments"
+        kinds = [type(item).__name__ for _, item in given]
+        listed = ", ".join(kinds) or "no arguments"
         raise ValueError(f"nothing to record in {listed}; {_EXPECTED}")
     _check(named)
     return named

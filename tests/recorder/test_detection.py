@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import accumviz as av
+from accumviz.ledger.ledger import CONTRIBUTED
 from accumviz.recorder.detection import Detector
 from accumviz.recorder.recording import Recording
 
@@ -84,6 +86,43 @@ def test_a_right_loop_is_recorded_from_its_first_backward_and_healthy(made: Call
     assert len(ledger.of("backward")) == 8
     assert {round(share.share, 6) for share in ledger.shares()} == {0.25}
     assert av.check(ledger).healthy, str(av.check(ledger))
+
+
+def _critic_before_generator(G: nn.Module, D: nn.Module, i: int) -> torch.Tensor:
+    G.requires_grad_(i % 2 == 1)
+    D.requires_grad_(i % 2 == 0)
+    fake = D(G(torch.randn(4, 2)))
+    return fake.mean() if i % 2 else (D(torch.randn(4, 2)) - fake).mean()
+
+
+def _head_before_body(body: nn.Module, head: nn.Module, i: int) -> torch.Tensor:
+    body.requires_grad_(i > 1)
+    return head(body(torch.randn(4, 2))).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "trains"),
+    [(_critic_before_generator, ["b", "a", "b", "a"]), (_head_before_body, ["b", "b", "ab", "ab"])],
+)
+def test_what_is_frozen_when_the_training_begins_is_recorded_from_then_on(loss: Any, trains: list[str]) -> None:
+    found: list[Recording] = []
+    with watched(found):
+        a, b = nn.Linear(2, 2), nn.Linear(2, 1)
+        optimizers = [torch.optim.Adam(model.parameters()) for model in (a, b)]
+        for i in range(4):
+            loss(a, b, i).backward()
+            for model, optimizer in zip((a, b), optimizers, strict=True):
+                if model.weight.requires_grad:
+                    optimizer.step()
+                optimizer.zero_grad()
+    [recorded] = found
+    ledger = recorded.ledger
+    weights = {parameter.name: i for i, parameter in enumerate(ledger.parameters)}
+    reached = ledger.state & CONTRIBUTED > 0
+    backwards = [event.index for event in ledger.of("backward")]
+    got = [[name for name in "ab" if reached[at, weights[f"{name}.weight"]]] for at in backwards]
+    assert ["".join(names) for names in got] == trains
+    assert av.check(ledger).verdict == "healthy", str(av.check(ledger))
 
 
 def test_of_models_made_one_after_the_other_the_first_four_are_recorded() -> None:
