@@ -155,8 +155,8 @@ def _drift(analysis: LedgerAnalysis) -> str:
         zero = (state[cells] & PRESENT > 0) & (grad[cells] == 0)
         # What cancels, as a critic's last bias under WGAN, was given to be 0.
         for row, used in enumerate(optimizer.full_windows.values()):
-            came = analysis.contributed[used].any(axis=0)
-            zero[row] &= ~came[optimizer.columns]
+            came = analysis.contributed[:, optimizer.columns][used]
+            zero[row] &= ~came.any(axis=0)
         drifting = np.flatnonzero(zero.sum(axis=0) >= 2)
         if drifting.size:
             idle = _names(analysis, optimizer.columns[drifting].tolist())
