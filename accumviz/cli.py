@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from accumviz import __version__
-from accumviz.show import plural
+from accumviz.show import literal, plural
 
 if TYPE_CHECKING:
     from accumviz.checks.report import Report
@@ -96,6 +97,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_ledgers(check)
     check.add_argument("--json", action="store_true", help="print the report as JSON")
+    check.add_argument(
+        "--format",
+        choices=("text", "json", "github", "sarif"),
+        default="text",
+        help="print it as text, as JSON, as annotations of GitHub's workflows, or as SARIF",
+    )
     _add_fail_on(check)
 
     compare = command(
@@ -260,9 +267,28 @@ def _check(options: Any) -> None:
     ledgers = _load_ranks(options.files)
     report = check_ranks(ledgers) if len(ledgers) > 1 else check(*ledgers)
     failed = _fails(report, options.fail_on)
-    _print(report.to_json() if options.json else report)
+    _print(_written(report, "json" if options.json else options.format, options.files))
     if failed:
         raise SystemExit(_FAILED)
+
+
+def _written(report: Report, form: str, files: list[Path]) -> str:
+    """Return a report in one of the formats of `check`."""
+    from accumviz.checks import annotations
+
+    match form:
+        case "json":
+            return report.to_json()
+        case "github":
+            return annotations.github(report)
+        case "sarif":
+            return annotations.sarif(report)
+    return f"{report}\n\n{_next(files)}"
+
+
+def _next(files: Iterable[Path | str]) -> str:
+    """Return what to type to look at these files."""
+    return f"Look at it: accumviz view {shlex.join(map(literal, map(str, files)))}"
 
 
 def _compare(options: Any) -> None:
@@ -372,7 +398,22 @@ def _finish(
             failed = True
     for note in notes:
         _warn(note)
+    if is_judged:
+        _say_next([recording.file for recording in recordings])
     return _FAILED if failed else 0
+
+
+def _say_next(files: list[Path | None]) -> None:
+    """Say what to type next; of several ranks, the first says it for all."""
+    written = [_short(file) for file in files if file is not None and file.exists()]
+    if not written:
+        return
+    ranks = re.sub(r"\.rank0(\.\w+)$", r".rank*\1", written[0])
+    if ranks != written[0]:
+        sys.stderr.write(f"\nJudge all ranks together: accumviz check {ranks}\n")
+        sys.stderr.write(f"Look at it: accumviz view {ranks}\n")
+    elif not re.search(r"\.rank\d+\.\w+$", written[0]):
+        sys.stderr.write(f"\n{_next(written[:1])}\n")
 
 
 def _closing_line(recording: Any) -> str:
@@ -389,6 +430,7 @@ def _closing_line(recording: Any) -> str:
 def _is_wrong(recording: Any, fail_on: str | None) -> bool:
     """Say what is wrong with one recording; return whether `--fail-on` makes a failure of it."""
     from accumviz.checks.check import check
+    from accumviz.checks.report import terminal
     from accumviz.ledger.container import LedgerFileError
 
     try:
@@ -404,12 +446,7 @@ def _is_wrong(recording: Any, fail_on: str | None) -> bool:
         rules = ", ".join(dict.fromkeys(finding.rule for finding in report.findings))
         _warn(f"rank {rank}: {rules or report.verdict}")
     else:
-        sys.stderr.write(f"{report.text(color=_is_colored())}\n")
-    if rank == 0 and recording.file is not None:
-        files = re.sub(r"\.rank0(\.\w+)$", r".rank*\1", _short(recording.file))
-        sys.stderr.write(
-            f"  This is rank 0; all ranks are judged together by: accumviz check {files}\n"
-        )
+        sys.stderr.write(f"{report.text(**terminal(sys.stderr))}\n")
     return failed
 
 
@@ -417,9 +454,3 @@ def _short(file: Path) -> str:
     with suppress(ValueError, OSError):
         return str(file.relative_to(Path.cwd()))
     return str(file)
-
-
-def _is_colored() -> bool:
-    if "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
-        return False
-    return bool(getattr(sys.stderr, "isatty", bool)())

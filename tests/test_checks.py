@@ -7,6 +7,7 @@ import math
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import accumviz as av
+from accumviz.checks import annotations
 from accumviz.checks.check import RULES, check_ranks
 from accumviz.checks.report import CHAPTERS
 from accumviz.ledger.ledger import KINDS, Ledger, Parameter
@@ -905,6 +907,8 @@ def test_a_rule_leads_to_the_section_whose_cells_have_it_found(chapter: str) -> 
 def test_a_report_is_text_json_and_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = av.check(windows(4, 4, factor=1.0).ledger)
     text = repr(report)
+    assert max(map(len, report.text(width=60).splitlines())) <= 60
+    assert report.text(width=60).split() == text.split(), "wrapped, and nothing else"
     assert "1 warning" in text and "loss-not-divided" in text and "train.py:10" in text and "\x1b" not in text
     assert "\x1b[33mwarning\x1b[0m" in report.text(color=True)
     parsed = json.loads(report.to_json())
@@ -927,6 +931,11 @@ def test_a_report_carries_no_text_that_a_page_would_run() -> None:
     play = windows(4, 4, factor=1.0).renamed(loss="<script>x</script>\x1b[2J")
     report = av.check(play.ledger)
     assert "<script>" not in report.to_html() and "\x1b" not in repr(report)
+    hostile = replace(report.findings[0], file="a\n::error::b,c:d", cause="100%\r\n::error::", suggestion="- \x1b[2J")
+    commands = annotations.github(replace(report, findings=(hostile,)))
+    assert commands.isprintable() and "file=a %3A%3Aerror%3A%3Ab%2Cc%3Ad,line=" in commands
+    [result] = json.loads(annotations.sarif(report))["runs"][0]["results"]
+    assert result["ruleId"] == "loss-not-divided" and result["locations"]
 
 
 def test_check_refuses_what_is_no_recording() -> None:

@@ -55,7 +55,7 @@ def test_under_torchrun_each_rank_has_its_file_and_check_judges_them_as_one(
     assert [av.load(file).meta["rank"] for file in files] == [0, 1]
     assert done.stderr.count("Report: ") == 1, "what the ranks have in common is said once"
     assert "accumviz: rank 1: loss-not-divided\n" in done.stderr
-    assert "all ranks are judged together by: accumviz check train.rank*.ledger\n" in done.stderr
+    assert "Judge all ranks together: accumviz check train.rank*.ledger\n" in done.stderr
     code, out, err = said(capsys, "check", "--json", *files)
     assert (code, err) == (0, "")
     report = json.loads(out)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from accumviz.checks.report import CHAPTERS, Finding
+from accumviz.checks.report import CHAPTERS, Finding, around
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, Event
 from accumviz.ledger.flow import SAME, steps_of
 from accumviz.ledger.ledger import Ledger
@@ -483,6 +483,7 @@ class LedgerAnalysis:
             about.pop("evidence"),
             cause,
             CHAPTERS[rule],
+            around=around(str(self.ledger.sources.get(at.file, "")), at.line),
             **about,
         )
 

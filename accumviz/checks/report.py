@@ -6,10 +6,12 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import textwrap
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from accumviz.show import Displayed, counted, encoded, literal, save_result
 
@@ -44,6 +46,10 @@ CHAPTERS = {
 }
 
 SEVERITIES = ("error", "warning", "note")
+# So many lines of code stand above the user's, and below it.
+_AROUND = 2
+# What has fewer columns is written as if it had so many.
+_NARROWEST = 40
 _COLORS = {
     "error": "31",
     "warning": "33",
@@ -61,7 +67,8 @@ class Finding:
 
     `rule` is its name, `severity` one of `"error"`, `"warning"` and `"note"`. `step` is the index of
     the step that it spoils (None where there is none), `event` that of the event to look at; `file`,
-    `line` and `source` are where that is. `evidence` holds the numbers, `cause` one sentence;
+    `line` and `source` are where that is, and `around` is the code there, by the numbers of its lines.
+    `evidence` holds the numbers, `cause` one sentence;
     `suggestion` shows the line as it is (`-`) and as it should be (`+`), or is empty; `chapter` is the
     part of the book about it. `times` counts how often it was met, `optimizer` is the number of the
     optimizer that it concerns, `rank` whose events these are where the files of several ranks were judged.
@@ -81,6 +88,7 @@ class Finding:
     times: int = 1
     optimizer: int | None = None
     rank: int | None = None
+    around: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,36 +120,41 @@ class Report(Displayed):
         return self.verdict == "healthy"
 
     def __str__(self) -> str:
-        return self.text(color=_terminal())
+        return self.text(**terminal(sys.stdout))
 
     def __repr__(self) -> str:
-        return self.text(color=False)
+        return self.text()
 
-    def text(self, *, color: bool = False) -> str:
-        """The report as text; with `color`, in a terminal's colours."""
+    def text(self, *, color: bool = False, width: int = 0) -> str:
+        """The report as text, wrapped at `width` columns (0: not at all); with `color`, in a terminal's colours."""
         paint = _painted if color else _plain
-        lines = [self._head(paint)]
-        if self.reason:
-            lines.append(f"  {literal(self.reason)}")
+        page = _Lines(width, [])
+        page.add(self._head(), indent="")
+        if self.verdict != "findings":
+            page.lines[0] = page.lines[0].replace(
+                self.verdict, paint(self.verdict, self.verdict), 1
+            )
+        page.add(self.reason)
+        if sum(finding.severity != "note" for finding in self.findings) > 1:
+            page.add("Begin with the first finding: others may follow from it.")
         for finding in self.findings:
-            lines += ["", *_lines_of(finding, paint)]
+            page.lines.append("")
+            _write(finding, page, paint)
         if self.unjudged:
-            lines += ["", "Not judged:"]
+            page.lines.extend(["", "Not judged:"])
         why: dict[str, list[str]] = {}
         for rule, reason in self.unjudged.items():
             why.setdefault(reason, []).append(rule)
         for reason, rules in why.items():
-            lines.append(f"  {', '.join(rules)}: {literal(reason)}")
-        return "\n".join(lines)
+            page.add(f"{', '.join(rules)}: {reason}")
+        return "\n".join(page.lines)
 
-    def _head(self, paint: Callable[[str, str], str]) -> str:
+    def _head(self) -> str:
         looked = ", ".join(
             f"{many:,} {what if many != 1 else what.removesuffix('s')}"
             for what, many in self.counts.items()
         )
-        head = self._counted()
-        if self.verdict != "findings":
-            head = paint(self.verdict, self.verdict)
+        head = self._counted() if self.verdict == "findings" else self.verdict
         if self.condition and self.healthy:
             head += f", if {self.condition}"
         return f"Report: {head}" + (f" ({looked})" if looked else "")
@@ -172,21 +185,80 @@ class Report(Displayed):
         save_result(path, self)
 
 
-def _lines_of(finding: Finding, paint: Callable[[str, str], str]) -> Iterator[str]:
-    """Write a finding, line by line."""
+class _Lines(NamedTuple):
+    """What is written so far, of at most so many columns (0: any number)."""
+
+    width: int
+    lines: list[str]
+
+    def add(self, text: str, indent: str = "  ") -> None:
+        """Add a paragraph, if there is one."""
+        text = literal(text)
+        parts = [text] if text else []
+        if self.width:
+            room = max(self.width, _NARROWEST) - 2
+            parts = textwrap.wrap(text, room, break_on_hyphens=False)
+        self.lines.extend(f"{indent}{part}" for part in parts)
+
+    def add_code(self, line: str) -> None:
+        """Add a line of code, cut where there is no room."""
+        too_long = self.width and len(line) > max(self.width, _NARROWEST)
+        self.lines.append(f"{line[: self.width - 1]}…" if too_long else line)
+
+
+def _write(finding: Finding, page: _Lines, paint: Callable[[str, str], str]) -> None:
     head = f"{paint(finding.severity, finding.severity)}  {finding.rule}"
     head += "" if finding.rank is None else f"  rank {finding.rank}"
     head += "" if finding.step is None else f"  at event {finding.step}"
-    yield head + (f", {finding.times} times" if finding.times > 1 else "")
+    head += f", {finding.times} times" if finding.times > 1 else ""
+    page.lines.append(head)
     if finding.file or finding.line:
-        where = f"{literal(finding.file)}:{finding.line}"
-        yield f"  {where}  {literal(finding.source)}"
-    yield f"  {literal(finding.cause)}"
+        _write_code(finding, page)
+    page.add(finding.cause)
     evidence = [f"{name}: {told(value)}" for name, value in finding.evidence.items()]
-    yield f"  {'; '.join(evidence)}"
+    page.add("; ".join(evidence))
+    if finding.suggestion:
+        page.add("Change it to:")
     for row in finding.suggestion.splitlines():
-        yield f"    {paint(literal(row), row[:1])}"
-    yield f"  Read: {finding.chapter}"
+        page.lines.append(f"    {paint(literal(row), row[:1])}")
+    page.add(f"Read: {finding.chapter}")
+
+
+def _write_code(finding: Finding, page: _Lines) -> None:
+    """Write the user's line with a caret below it, and the lines around it."""
+    page.add_code(f"  {literal(finding.file)}:{finding.line}")
+    rows = finding.around or ((finding.line, finding.source),)
+    texts = [literal(text.expandtabs(4)) for _, text in rows]
+    margin = min(_indent(text) for text in texts)
+    digits = len(str(rows[-1][0]))
+    for (number, _), text in zip(rows, texts, strict=True):
+        page.add_code(f"  {number:>{digits}} | {text[margin:]}".rstrip())
+        if number == finding.line:
+            carets = " " * (_indent(text) - margin) + "^" * len(text.strip())
+            page.add_code(f"  {'':>{digits}} | {carets}")
+
+
+def _indent(text: str) -> int:
+    """Return how far a line is indented; an empty one as far as any."""
+    return len(text) - len(text.lstrip()) if text.strip() else _NARROWEST
+
+
+def around(text: str, line: int) -> tuple[tuple[int, str], ...]:
+    """Return a line of a file with the two before and the two after it, by their numbers.
+
+    >>> around("a\\nb\\nc\\nd", 4)
+    ((2, 'b'), (3, 'c'), (4, 'd'))
+    """
+    lines = text.splitlines()
+    if not 0 < line <= len(lines):
+        return ()
+    first = max(line - _AROUND, 1)
+    last = min(line + _AROUND, len(lines))
+    while first < line and not lines[first - 1].strip():
+        first += 1
+    while last > line and not lines[last - 1].strip():
+        last -= 1
+    return tuple(enumerate(lines[first - 1 : last], first))
 
 
 def _painted(text: str, what: str) -> str:
@@ -211,10 +283,16 @@ def told(value: Any) -> str:
     return literal(str(value))
 
 
-def _terminal() -> bool:
-    """Whether what is printed goes to a terminal that has colours, and that shall show them."""
-    wanted = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    return wanted and bool(getattr(sys.stdout, "isatty", bool)())
+def terminal(stream: Any) -> dict[str, Any]:
+    """Return whether a stream shows `color`, and its `width` in columns (0: it is no terminal)."""
+    wide = os.environ.get("COLUMNS", "")
+    width = int(wide) if wide.isdecimal() else 0
+    if not getattr(stream, "isatty", bool)():
+        return {"color": False, "width": width}
+    with suppress(OSError, ValueError):
+        width = width or os.get_terminal_size(stream.fileno()).columns
+    plain_only = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return {"color": not plain_only, "width": width}
 
 
 def plain(value: Any) -> Any:
