@@ -72,6 +72,7 @@ RULES = (
         ("clip-per-micro-batch", "clip-scaled-grads", "nonfinite-micro-batch"),
     ),
     Rule("nonfinite-micro-batch", values.nonfinite_micro_batch),
+    Rule("weights-frozen-by-autocast", values.weights_frozen_by_autocast),
     Rule("clip-scaled-grads", order.clip_scaled_grads, ("clip-per-micro-batch",)),
     Rule("clip-per-micro-batch", order.clip_per_micro_batch),
     Rule("clip-on-the-wrong-side", order.clip_on_the_wrong_side),

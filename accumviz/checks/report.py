@@ -43,6 +43,7 @@ CHAPTERS = {
     "parameter-outside-or-twice": "10_your_own#sec-own-owner",
     "uneven-shares": "04_recipe#sec-equal",
     "sums-differ": "04_recipe#sec-divide",
+    "weights-frozen-by-autocast": "06_memory#sec-amp-half",
 }
 
 SEVERITIES = ("error", "warning", "note")

@@ -1,4 +1,4 @@
-"""Rules about values: numbers that are not finite, sums in half precision, graphs that outlive their backward."""
+"""Rules about values: numbers that are not finite, what 16 bits lose, graphs that outlive their backward."""
 
 from __future__ import annotations
 
@@ -42,6 +42,33 @@ def nonfinite_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
             evidence={"loss": ledger[b].loss, "parameters": names},
             cause="A contribution is infinite or NaN, and the step consumed it: so are the weights from then on.",
             times=len({b for b, _ in consumed}),
+            optimizer=optimizer.optimizer,
+        )
+
+
+# --- 16 bits ----------------------------------------------------------------------------------
+
+
+def weights_frozen_by_autocast(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find forwards that read copies of weights from before the last step, which an autocast around both keeps."""
+    old = analysis.events.detail("old_weight", None)
+    for optimizer in analysis.optimizers:
+        names = {analysis.ledger.parameters[p].name for p in optimizer.columns}
+        # What another network's loss reads one step late is read anew for the own.
+        late = [b for b in optimizer.first_step_of if str(old[b]) in names]
+        if not late:
+            continue
+        b = min(late)
+        yield analysis.finding(
+            "weights-frozen-by-autocast",
+            "error",
+            b,
+            step=optimizer.first_step_of[b],
+            evidence={"such a weight": old[b]},
+            cause=(
+                "`autocast` keeps the 16-bit copies of weights until it is left: this forward read those from before "
+                "the last step, as if no step had been. Open `autocast` around each forward alone."
+            ),
             optimizer=optimizer.optimizer,
         )
 

@@ -28,7 +28,8 @@ from accumviz.recorder.gradients import THREADS, Gradients
 from accumviz.recorder.loaders import Loaders
 from accumviz.recorder.loss_terms import describe_root
 from accumviz.recorder.memory import Allocated, Held
-from accumviz.recorder.targets import Named, Optimizers, called
+from accumviz.recorder.precision import CastCache
+from accumviz.recorder.targets import Named, Optimizers, called, parameters
 from accumviz.recorder.transfer import readable, unseen, wire
 
 _CAPTURED = (
@@ -79,6 +80,7 @@ class Recording:
         self._optimizers = Optimizers(self._gradients.owned)
         self._memory, self._allocated = Held(memory), Allocated(memory)
         self._sites, self._loaders = CallSites(), Loaders()
+        self._casts = CastCache()
         self._graphs = Graphs(named.modules, self._sites) if graphs else None
         self._steps: list[_Step] = []
         self._entered = self._closed = False
@@ -319,6 +321,8 @@ class Recording:
         before, self._versions = self._versions, gradients.versions()
         if before and all(map(ne, before, self._versions)):
             running.details["moved"] = True  # by a hand: after a step we look again
+        for old in gradients.owned([self._casts.old_weight(running.nodes)]):
+            running.details["old_weight"] = gradients.named.names[old]
         running.storages = self._memory.before(running.nodes)
         if running.storages is not None:
             running.before = self._memory.total(running.storages)
@@ -497,6 +501,7 @@ class Recording:
 
     def _step(self, optimizer: Any, frame: FrameType, details: dict[str, Any]) -> None:
         self._versions = self._gradients.versions()
+        self._casts.note_step(parameters(optimizer))
         details |= self._describe_optimizer(optimizer, frame)
         # A fused optimizer is called even when the scaler found inf; it then changes nothing.
         of_scaler = ("found_inf", "found_inf"), ("amp_scale", "grad_scale")

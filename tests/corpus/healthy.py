@@ -670,3 +670,26 @@ def _a_model_that_learns_from_an_attack_on_its_embedding_as_well() -> Iterator[t
             table.copy_(kept)
         optimizer.step()
         optimizer.zero_grad()
+
+
+@healthy
+def _steps_inside_an_autocast_that_keeps_no_copies_over_them() -> Iterator[tuple[Any, ...]]:
+    """Left in each round, or told to keep none; and one loss of a round is older than the other one's step."""
+    model, other = net(), net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    of_other = torch.optim.AdamW(other.parameters())
+    yield model, other, optimizer, of_other
+    for x, y in loader():
+        with torch.autocast("cpu", torch.bfloat16):
+            first, second = F.cross_entropy(model(x), y), F.cross_entropy(other(x), y)
+            first.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            second.backward()
+            of_other.step()
+            of_other.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        for x, y in loader():
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
