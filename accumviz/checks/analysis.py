@@ -209,6 +209,15 @@ class OptimizerHistory:
         since = between(self.backwards, step, event + 1)
         return step >= 0 and not since.size
 
+    def waiting(self, step: int) -> list[int]:
+        """Return those backwards of a step that nothing erased before it: what was put back by hand is not known."""
+        erased = self.analysis.erased
+        return [
+            b
+            for b in self.windows[step]
+            if not 0 <= erased[b, self.columns].max() < step
+        ]
+
     def changed_by(self, event: int) -> bool:
         """Return whether the event touched one of this optimizer's `.grad`."""
         return self.changing(np.array([event])).size > 0
@@ -277,6 +286,11 @@ class LedgerAnalysis:
     def sites(self) -> np.ndarray:
         """For each event, a number of its call site."""
         return call_sites(self.events)
+
+    @cached_property
+    def closures(self) -> np.ndarray:
+        """For each event, whether it ran in a step: a backward in a closure."""
+        return self.events.where("within", "step")
 
     @cached_property
     def used(self) -> np.ndarray:

@@ -71,6 +71,7 @@ RULES = (
         order.backward_after_unscale,
         ("clip-per-micro-batch", "clip-scaled-grads", "nonfinite-micro-batch"),
     ),
+    Rule("scaler-updated-between-steps", order.scaler_updated_between_steps),
     Rule("nonfinite-micro-batch", values.nonfinite_micro_batch),
     Rule("weights-frozen-by-autocast", values.weights_frozen_by_autocast),
     Rule("clip-scaled-grads", order.clip_scaled_grads, ("clip-per-micro-batch",)),
@@ -292,10 +293,10 @@ def _no_verdict(analysis: LedgerAnalysis) -> str:
 def _moved_inside_a_window(analysis: LedgerAnalysis) -> bool:
     """Return whether a window holds backwards of several places of the weights, as a SAM's would."""
     moved = analysis.events.detail("moved", default=False)
-    moved = moved & ~analysis.events.where("within", "step")
     return any(
         moved[used[1:]].any()
         for optimizer in analysis.optimizers
+        if not analysis.closures[optimizer.backwards].any()
         for used in optimizer.full_windows.values()
     )
 

@@ -9,7 +9,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory, between
+from accumviz.checks.analysis import (
+    LedgerAnalysis,
+    OptimizerHistory,
+    between,
+    is_close,
+)
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import (
     added_above,
@@ -36,7 +41,10 @@ def clip_per_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find a clip between the backwards of one window, which shortens what is there already."""
     for optimizer in analysis.optimizers:
         clips = []
-        for step, backwards in optimizer.full_windows.items():
+        for step in optimizer.full_windows:
+            backwards = optimizer.waiting(step)
+            if not backwards:
+                continue
             since = max(backwards[0], optimizer.previous_step(step))
             inside = optimizer.changing_between("clip", since, backwards[-1]).tolist()
             shortening = [c for c in inside if optimizer.clip_ratio(c) < 1 - SAME]
@@ -44,7 +52,7 @@ def clip_per_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
         if not clips:
             continue
         clip, step = clips[0]
-        window = optimizer.windows[step]
+        window = optimizer.waiting(step)
         at, end = lines_of(analysis, clip, step, window[0], window[-1])
         rows = analysis.shares.of(step)
         mine = (rows.optimizer == optimizer.optimizer) & ~rows.erased
@@ -223,6 +231,39 @@ def backward_after_unscale(analysis: LedgerAnalysis) -> Iterator[Finding]:
             times=len(late),
             optimizer=optimizer.optimizer,
             at=at,
+        )
+
+
+def scaler_updated_between_steps(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find gradients that were scaled by one factor, and unscaled by another."""
+    scales = analysis.events.detail("amp_scale", 1.0)
+    for optimizer in analysis.optimizers:
+        scaled = _scaled(analysis, optimizer)
+        changed = []
+        for step, window in optimizer.full_windows.items():
+            unscales = optimizer.changing_between("unscale", window[0], step)
+            for b in np.intersect1d(window, scaled).tolist():
+                if unscales.size and not is_close(scales[b], scales[unscales[0]]):
+                    changed.append((b, int(unscales[0]), step))
+        if not changed:
+            continue
+        b, unscale, step = changed[0]
+        yield analysis.finding(
+            "scaler-updated-between-steps",
+            "error",
+            unscale,
+            step=step,
+            evidence={
+                "event of the backward": b,
+                "scaled by": float(scales[b]),
+                "unscaled by": float(scales[unscale]),
+            },
+            cause=(
+                f"Backward {b} was scaled by {scales[b]:g}, and its gradients are divided by {scales[unscale]:g}: "
+                "`scaler.update()` ran in between. Call it once, after all steps."
+            ),
+            times=len({step for _, _, step in changed}),
+            optimizer=optimizer.optimizer,
         )
 
 

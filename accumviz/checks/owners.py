@@ -152,7 +152,7 @@ def _drift(analysis: LedgerAnalysis) -> str:
             continue
         steps = np.array(list(optimizer.full_windows), int)
         cells = np.ix_(steps, optimizer.columns)
-        zero = (state[cells] & PRESENT > 0) & (grad[cells] == 0)
+        zero = np.array((state[cells] & PRESENT > 0) & (grad[cells] == 0))
         # What cancels, as a critic's last bias under WGAN, was given to be 0.
         for row, used in enumerate(optimizer.full_windows.values()):
             came = analysis.contributed[:, optimizer.columns][used]

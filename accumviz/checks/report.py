@@ -34,6 +34,7 @@ CHAPTERS = {
     "wrong-divisor": "04_recipe#sec-divide",
     "clip-on-the-wrong-side": "04_recipe#sec-clip",
     "backward-after-unscale": "06_memory#sec-amp-order",
+    "scaler-updated-between-steps": "06_memory#sec-amp-order",
     "nonfinite-micro-batch": "06_memory#sec-amp-skipped",
     "no-sync-excludes-forward": "08_ddp#sec-forward",
     "fsdp2-zero-keeps-unsharded": "09_fsdp#sec-hidden",

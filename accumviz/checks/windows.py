@@ -9,6 +9,7 @@ from typing import NamedTuple
 from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory, is_close
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import (
+    added_above,
     added_below,
     calling_line,
     moved_below,
@@ -150,7 +151,7 @@ def _lost_before_steps(
     tails: list[Loss] = []
     for step, kept in optimizer.full_windows.items():
         # The last closure of a window runs inside the step, the others before it.
-        closure = analysis.events.where("within", "step")[kept[-1]]
+        closure = analysis.closures[kept[-1]]
         places = analysis.events.column("line") if closure else analysis.sites
         sites = set(places[kept].tolist())
         whole = len(kept) > 1 and _is_whole(analysis, optimizer, step)
@@ -274,46 +275,90 @@ def _left_at_the_end(
 
 
 def missing_zero_grad(analysis: LedgerAnalysis) -> Iterator[Finding]:
-    """Find contributions that several steps of one optimizer consumed."""
-    in_step = analysis.events.where("within", "step")
+    """Find contributions that several steps of one optimizer consumed, or a closure that adds its evaluations up."""
     for optimizer in analysis.optimizers:
+        evaluated = _evaluated_in_vain(analysis, optimizer)
         counts = Counter(optimizer.read.tolist())
         twice = [b for b, many in counts.items() if many > 1]
-        if not twice:
-            continue
-        steps = optimizer.read_step[optimizer.read == twice[0]].tolist()
-        kept = _kept_by_hand(analysis, optimizer, twice[0])
-        closure = bool(in_step[twice].any())
+        if evaluated:
+            yield _unzeroed_closure(analysis, optimizer, evaluated)
+        elif twice:
+            yield _read_again(analysis, optimizer, twice)
+
+
+def _evaluated_in_vain(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> dict[int, list[int]]:
+    """Return the steps whose closure moved the weights and added to what it had brought before, and its backwards."""
+    again = analysis.events.detail("moved", default=False) & analysis.closures
+    evaluated = {}
+    for step in optimizer.full_windows:
+        before = optimizer.previous_step(step)
+        waiting = [b for b in optimizer.waiting(step) if b > before]
+        if again[waiting[1:]].any():
+            evaluated[step] = waiting
+    return evaluated
+
+
+def _unzeroed_closure(
+    analysis: LedgerAnalysis,
+    optimizer: OptimizerHistory,
+    evaluated: dict[int, list[int]],
+) -> Finding:
+    first, backwards = next(iter(evaluated.items()))
+    step, backward = analysis.ledger[first], analysis.ledger[backwards[-1]]
+    moved = analysis.events.detail("moved", default=False)
+    # Several backwards of one evaluation are to be added up.
+    one_each = bool(moved[backwards[1:]].all())
+    return analysis.finding(
+        "missing-zero-grad",
+        "error",
+        first,
+        step=first,
+        evidence={
+            "backwards": backwards,
+            "steps concerned": len(evaluated),
+        },
+        cause=(
+            "The closure does not zero: what it brings at one place of the weights is added to what it brought at "
+            "others. It has to zero before its first backward."
+        ),
+        suggestion=added_above(backward, zeroing(step)) if one_each else "",
+        times=len(evaluated),
+        optimizer=optimizer.optimizer,
+    )
+
+
+def _read_again(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, twice: list[int]
+) -> Finding:
+    steps = optimizer.read_step[optimizer.read == twice[0]].tolist()
+    kept = _kept_by_hand(analysis, optimizer, twice[0])
+    cause = (
+        f"The contribution of backward {twice[0]} is still in `.grad` after the step that used it, and is used by "
+        f"{len(steps) - 1} more."
+    )
+    if kept:
         cause = (
-            f"The contribution of backward {twice[0]} is still in `.grad` after the step that used it, and is used by "
-            f"{len(steps) - 1} more."
+            f"`.grad` is not zeroed: after each step {kept:.3g} of it is kept, as momentum keeps it. If that is "
+            "meant, nothing is wrong."
         )
-        if kept:
-            cause = (
-                f"`.grad` is not zeroed: after each step {kept:.3g} of it is kept, as momentum keeps it. If that is "
-                "meant, nothing is wrong."
-            )
-        elif closure:
-            cause += (
-                " The step calls a closure: it has to zero before its first backward."
-            )
-        step = analysis.ledger[steps[0]]
-        suggested = not kept and not closure
-        yield analysis.finding(
-            "missing-zero-grad",
-            "note" if kept else "error",
-            steps[0],
-            step=steps[1],
-            evidence={
-                "backward": twice[0],
-                "consumed by the steps at events": steps,
-                "backwards read again": len(twice),
-            },
-            cause=cause,
-            suggestion=added_below(step, zeroing(step)) if suggested else "",
-            times=len(twice),
-            optimizer=optimizer.optimizer,
-        )
+    step = analysis.ledger[steps[0]]
+    return analysis.finding(
+        "missing-zero-grad",
+        "note" if kept else "error",
+        steps[0],
+        step=steps[1],
+        evidence={
+            "backward": twice[0],
+            "consumed by the steps at events": steps,
+            "backwards read again": len(twice),
+        },
+        cause=cause,
+        suggestion="" if kept else added_below(step, zeroing(step)),
+        times=len(twice),
+        optimizer=optimizer.optimizer,
+    )
 
 
 def _kept_by_hand(

@@ -177,6 +177,26 @@ def _a_limit_of_scaled_gradients_that_is_scaled() -> Iterator[tuple[Any, ...]]:
 
 
 @healthy
+def _clipped_one_by_one_and_put_back_by_hand() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    yield model, optimizer
+    kept = [torch.zeros_like(p) for p in model.parameters()]
+
+    for i, (x, y) in enumerate(loader()):
+        mean_loss(model, x, y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        for total, p in zip(kept, model.parameters(), strict=True):
+            total += p.grad
+        optimizer.zero_grad()
+        if i % K == K - 1:
+            for total, p in zip(kept, model.parameters(), strict=True):
+                p.grad = total + 0.01 * torch.randn_like(total)
+                total.zero_()
+            optimizer.step()
+
+
+@healthy
 def _an_epoch_left_early() -> Iterator[tuple[Any, ...]]:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
