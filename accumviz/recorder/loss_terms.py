@@ -81,6 +81,10 @@ _OTHER_LOSSES = _variants(
     "SoftMarginLoss",
 )
 
+# Operations written in Python that return what they are given, as DDP's does to what a model returns that it searches
+# for unused parameters.
+_IDENTITIES = ("_DDPSinkBackward",)
+
 # A loss's constants: each a number, a tensor on a device or None where it cannot be read; the power in which it enters;
 # and whether it is inside a mean, where it cannot be told from the loss itself, as in half a square.
 _Factor = tuple[tuple[Any, int, bool], ...]
@@ -94,10 +98,25 @@ class _UnreadableError(Exception):
 # --- nodes ----------------------------------------------------------------------------------------
 
 
+def _below(node: Any) -> list[tuple[Any, int]]:
+    """Return what is below a node: for each of its inputs, the node that made it and which of its outputs it is."""
+    return [_past_identities(below, at) for below, at in node.next_functions]
+
+
+def _past_identities(node: Any, at: int) -> tuple[Any, int]:
+    while type(node).__name__ in _IDENTITIES:
+        inputs = node.next_functions
+        # What is no tensor is an output, and no input.
+        if at and len(inputs) != len(node._input_metadata):
+            break
+        node, at = inputs[at]
+    return node, at
+
+
 def _only_parent(node: Any) -> Any:
     """Return the one node below this one; None where there is none, or several."""
     only = None
-    for parent, _ in node.next_functions:
+    for parent, _ in _below(node):
         if parent is not None:
             if only is not None:
                 return None
@@ -149,6 +168,17 @@ def _raised(constant: float, power: int) -> float:
     return 1 / constant if constant else math.inf
 
 
+def _are_same(first: _Factor, second: _Factor) -> bool:
+    """Return whether two factors are of the same constants; those on a device are not read for that."""
+    if len(first) != len(second):
+        return False
+    for (a, *how), (b, *other) in zip(first, second, strict=True):
+        on_device = isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor)
+        if how != other or (a is not b if on_device else a != b):
+            return False
+    return True
+
+
 # --- terms ----------------------------------------------------------------------------------------
 
 
@@ -158,6 +188,7 @@ class _Terms:
     def __init__(self, row: Row) -> None:
         self._row = row
         self._terms: list[dict[str, Any]] = row.details.setdefault("terms", [])
+        self._sums: list[tuple[str, _Factor, dict[str, Any]]] = []
 
     def read(self, root: Any, factor: _Factor) -> None:
         """Add the losses below this node, times a factor, from the first to the last."""
@@ -184,18 +215,29 @@ class _Terms:
         unknown: str = "",
     ) -> dict[str, Any]:
         """Add a term; numbers on a device are put into it when they have arrived."""
-        term = {
-            "op": op,
-            "reduction": reduction,
-            "elements": None,
-            "factor": 1.0,
-            "unknown": unknown,
-        }
-        self._terms.append(term)
+        term = self._chunk(op, factor) if reduction == "sum" else None
+        if term is None:
+            term = {
+                "op": op,
+                "reduction": reduction,
+                "elements": None,
+                "factor": 1.0,
+                "unknown": unknown,
+            }
+            self._terms.append(term)
+            if factor:
+                self._multiply(term, factor)
+            if reduction == "sum":
+                self._sums.append((op, factor, term))
         _note(self._row, elements, partial(_put_elements, term))
-        if factor:
-            self._multiply(term, factor)
         return term
+
+    def _chunk(self, op: str, factor: _Factor) -> dict[str, Any] | None:
+        """Return the sum of which another one is a chunk: their elements weigh the same, and are counted together."""
+        for other, constants, term in self._sums:
+            if other == op and _are_same(constants, factor):
+                return term
+        return None
 
     def _multiply(self, term: dict[str, Any], factor: _Factor) -> None:
         """Write into a term its factor, and what that is made of: None where it is on a device, or not finite."""
@@ -254,7 +296,7 @@ class _Terms:
 
     def _visit_reduction(self, node: Any, name: str, factor: _Factor) -> _Below:
         """Add a sum or a mean, or return the losses that were stacked for it."""
-        below = node.next_functions[0][0]
+        below, _ = _below(node)[0]
         is_loss = type(below).__name__ in _CROSS_ENTROPIES | _OTHER_LOSSES
         if is_loss and not node._saved_self_sym_sizes:
             # Of one number, as in `loss.mean()` for several GPUs
@@ -296,7 +338,7 @@ def _put_elements(term: dict[str, Any], value: float) -> None:
     if math.isnan(value):
         term["unknown"] = _SIGNED
     else:
-        term["elements"] = value
+        term["elements"] = value + (term["elements"] or 0)
 
 
 def _size(node: Any, slot: str) -> int:
@@ -310,7 +352,7 @@ def _size(node: Any, slot: str) -> int:
 
 def _linear(node: Any, name: str, factor: _Factor) -> _Below:
     """Return what is below an operation that scales, adds up or passes on losses."""
-    first = node.next_functions[0][0] if node.next_functions else None
+    first = _below(node)[0][0] if node.next_functions else None
     if name in _SAME:
         return [(first, factor)]
     if name in _NEGATED:
@@ -334,9 +376,10 @@ def _two_sides(node: Any, name: str, factor: _Factor) -> _Below:
     signs = {"Add": (1, alpha), "Sub": (1, -alpha), "Rsub": (-alpha, 1)}
     of_sides = signs[name.partition("Backward")[0]]
     below = []
-    for (side, _), sign in zip(node.next_functions, of_sides, strict=False):
+    for (side, _), sign in zip(_below(node), of_sides, strict=False):
         if side is not None:
-            below.append((side, (*factor, (sign, 1, False))))
+            signed = factor if sign == 1 else (*factor, (sign, 1, False))
+            below.append((side, signed))
     return below
 
 
@@ -440,7 +483,7 @@ class _Reduced:
         if type(self.node).__name__ not in _JOINED:
             return []
         joined = []
-        for node, at in self.node.next_functions:
+        for node, at in _below(self.node):
             if node is None or math.prod(node._input_metadata[at].shape) != 1:
                 return []
             joined.append(node)
@@ -533,7 +576,8 @@ def _describe_root(row: Backward, root: Any, given: Any) -> None:
     if not row.nodes:
         terms.add("", unknown=_LEAF_ITSELF)
         return
-    node, factor = _walk_scale(row, row.nodes[0])
+    node, _ = _past_identities(row.nodes[0], root.output_nr)
+    node, factor = _walk_scale(row, node)
     name = type(node).__name__
     row.details["root"] = name
     row.label = row.label or name

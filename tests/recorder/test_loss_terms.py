@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.parallel.distributed import _DDPSink
 
 import accumviz as av
 
 ROWS, CLASSES, IGNORED, K = 12, 5, 3, 4
 VALID = ROWS - IGNORED
+REPLICA = SimpleNamespace(_ddp_sink_clone=True, static_graph=False, reducer=None)
 
 
 class Batch:
@@ -54,6 +57,24 @@ FORMS: dict[str, tuple[Callable[[Batch], torch.Tensor], Expected | Callable[[Bat
         [("mean", ALL, 1 / K), ("mean", ALL, 0.3 / K)],
     ),
     "sum / count": (lambda b: F.cross_entropy(b.scores, b.ignoring, reduction="sum") / 100, [("sum", VALID, 1 / 100)]),
+    "a sum in chunks": (
+        lambda b: (
+            sum(
+                F.cross_entropy(b.scores[rows], b.ignoring[rows], reduction="sum") / VALID
+                for rows in (slice(5), slice(5, ROWS))
+            )
+            / K
+        ),
+        [("sum", VALID, 1 / VALID / K)],
+    ),
+    "two sums with constants of their own": (
+        lambda b: b.scores[0].sum() / 2 + b.scores[1:].sum() / 3,
+        [("sum", CLASSES, 1 / 2), ("sum", ALL - CLASSES, 1 / 3)],
+    ),
+    "the second output of a model under DDP": (
+        lambda b: _DDPSink.apply(lambda: REPLICA, b.scores, F.mse_loss(b.scores, b.zeros))[1] / K,
+        [("mean", ALL, 1 / K)],
+    ),
     "a masked mean": (
         lambda b: (F.cross_entropy(b.scores, b.ignoring, reduction="none") * b.mask).sum() / b.mask.sum(),
         [("sum", VALID, 1 / VALID)],
