@@ -136,7 +136,7 @@ class Field:
             return {}
         is_beyond = any(arrow for *_, arrow in stations)
         return {
-            "m": self._elements(),
+            "m": self.elements(),
             "note": self._note(),
             "arrow": "Arrow: beyond the edge." if is_beyond else "",
             "p": stations,
@@ -173,7 +173,7 @@ class Field:
             note += " One scale for all runs."
         return note
 
-    def _elements(self) -> list[Element]:
+    def elements(self) -> list[Element]:
         """Return ticks, axes with their names, and the curve of the loss.
 
         Each is a name, its attributes, and its text if it has one.

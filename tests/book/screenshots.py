@@ -44,9 +44,9 @@ ANSWER = """root => {
     const field = root.querySelector('input.av-field, .av-choice input');
     if (field?.type === 'radio') field.click(); else if (field) field.value = '7';
 }"""
-# The moments of the README's picture: an event, how many of its nodes have run (below 0: are to be built), how long.
-PLAYED = ((-1, None, 1200), *((0, n, 420) for n in range(-4, 6)), (0, None, 1400))
-PLAYED += ((1, None, 1500), (2, None, 1800), (3, None, 1800))
+# The moments of the README's picture: whether the loss is divided, an event (0: before the first), how long.
+PLAYED = ((True, 0, 1200), *((True, n, 500) for n in range(1, 5)), (True, 16, 2000), (False, 0, 1000))
+PLAYED += (*((False, n, 500) for n in range(1, 16)), (False, 16, 3000))
 
 
 def states(page: Any, widget: Any) -> Iterator[str]:
@@ -124,34 +124,38 @@ def readme(site: Path = SITE, target: Path = ROOT / "assets") -> None:
                 reduced_motion="reduce",
             )
             page.goto((site / "index.html").as_uri())
-            frame = page.locator(".av-explorer .av-xframe").first
-            frame.wait_for()
-            page.add_style_tag(content=f"{STILL} .av-compare, .av-hint, .av-top a {{ display: none !important; }}")
+            hero = page.locator(".av-hero")
+            hero.wait_for()
+            page.add_style_tag(content=STILL)
             frames = []
-            for event, node, _ in PLAYED:
-                page.evaluate("hash => { location.hash = hash; }", moment(page, event, node))
-                page.wait_for_timeout(250)
-                frames.append(Image.open(io.BytesIO(frame.screenshot())).convert("RGB"))
+            for divided, event, _ in PLAYED:
+                show(page, divided, event)
+                frames.append(Image.open(io.BytesIO(hero.screenshot())).convert("RGB"))
             first, *others = frames
             last = [one for _, _, one in PLAYED]
             path = target / f"opening-{mode}.webp"
             kept = json.dumps(told(page)).encode()
             first.save(path, save_all=True, append_images=others, duration=last, loop=0, quality=50, method=6, xmp=kept)
             print(f"{path.name}: {path.stat().st_size / 1000:.0f} KB")
+            if mode == "light":  # what a link to the front page shows elsewhere
+                frames[-1].save(ROOT / "_static" / "opening.png", optimize=True)
             page.close()
 
 
-def moment(page: Any, event: int, node: int | None) -> str:
-    """The permalink to a moment of the front page's figure."""
-    here = page.locator(".av-explorer .av-player .av-top a").first.evaluate("link => link.hash")
-    base = "&".join(part for part in here.split("&") if not part.startswith(("e=", "n=", "p=", "node=")))
-    return f"{base}{f'&e={event}' if event >= 0 else ''}{'' if node is None else f'&n={node}'}"
+def show(page: Any, divided: bool, event: int) -> None:
+    """Put the opening at a moment, with the division in its code or without it."""
+    token = page.locator(".av-token")
+    if (token.get_attribute("aria-pressed") == "true") != divided:
+        token.click()
+    page.locator(".av-hero .av-scrub").evaluate(
+        "(slider, at) => { slider.value = at; slider.dispatchEvent(new Event('input')); }", event
+    )
+    page.wait_for_timeout(100)
 
 
 def told(page: Any) -> list[str]:
     """What the front page's figure is of, in words: its code, and what it says at the end."""
-    figure = page.locator(".av-explorer").first
-    return [figure.locator(".av-in-code .av-lines").first.inner_text(), figure.locator(".av-say").first.inner_text()]
+    return [page.locator(".av-loop").inner_text(), page.locator(".av-says").inner_text()]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.book import looks
+from tests.book import looks, screenshots
 from tests.browser.frames import reload
 from tests.thorough import THOROUGH
 
@@ -147,30 +147,44 @@ def test_the_first_screen_of_a_phone_has_the_title_a_sentence_and_the_figure(wat
     page = watch(width=375, has_touch=True, reduced_motion="reduce").page
     page.set_viewport_size({"width": 375, "height": 812})
     page.goto(address("index.html", "file"))
-    page.locator(".av-frame").first.wait_for()
+    page.locator(".av-hero").wait_for()
     assert page.locator("article h1").bounding_box()["y"] > 0
     sentence = page.locator("article h1 + p").bounding_box()
     assert sentence["y"] + sentence["height"] < 300
-    assert page.locator(".accumviz").first.bounding_box()["y"] < 300
-    bottom = page.locator(".av-say").first.bounding_box()
+    assert page.locator(".av-hero").bounding_box()["y"] < 300
+    bottom = page.locator(".av-goal").bounding_box()
     assert bottom["y"] + bottom["height"] < 812
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "seen"),
-    [(1280, 900, ".av-root"), (1280, 900, ".av-plot canvas"), (375, 700, ".av-line:nth-child(4)")],
-)
+@pytest.mark.parametrize(("width", "height"), [(1280, 620), (1920, 620), (375, 1000)])
 def test_the_opening_is_seen_and_played_without_scrolling(
-    watch: Open, address: Address, width: int, height: int, seen: str
+    watch: Open, address: Address, width: int, height: int
 ) -> None:
     page = watch(width=width, reduced_motion="reduce").page
     page.set_viewport_size({"width": width, "height": height})
     page.goto(address("index.html", "file"))
-    page.locator(".av-frame").first.wait_for()
-    for part in (".av-segments", ".av-frame .av-b-play", ".av-frame .av-say", seen):
+    page.locator(".av-hero").wait_for()
+    assert len(page.locator("article h1 + p").inner_text().split()) <= 40
+    for part in (".av-token", ".av-level", ".av-goal", ".av-says", ".av-b-play", ".av-rate"):
         box = page.locator(part).first.bounding_box()
         assert box["y"] > 0
         assert box["y"] + box["height"] <= height, f"{part} ends at {box['y'] + box['height']}"
+
+
+def test_without_its_division_the_opening_shows_a_loss_that_climbs(watch: Open, address: Address) -> None:
+    page = watch(reduced_motion="reduce").page
+    page.goto(address("index.html", "file"))
+    page.locator(".av-hero").wait_for()
+    ends = []
+    for divided in (True, False):
+        screenshots.show(page, divided, 16)
+        ball = page.locator(".av-ball").bounding_box()
+        ends.append((ball["y"], page.locator(".av-says").inner_text()))
+    (low, right), (high, wrong) = ends  # upwards y falls
+    assert high < low - 50
+    assert "from 10 to 43" in wrong and "Twice" in wrong
+    assert "Twice" not in right
+    assert page.locator(".av-level").count() == 1
 
 
 def test_a_caption_stands_beside_a_figure_that_leaves_it_room(watch: Open, address: Address) -> None:

@@ -28,9 +28,8 @@ def test_the_picture_in_the_readme_shows_the_recording_of_the_front_page(
         kept = json.loads(picture.info["xmp"])
     page = browser.new_page(viewport={"width": 1280, "height": 1300})
     page.goto((site / "index.html").as_uri())
-    page.locator(".av-explorer .av-xframe").first.wait_for()
-    page.evaluate("hash => { location.hash = hash; }", screenshots.moment(page, *screenshots.PLAYED[-1][:2]))
-    page.wait_for_function("document.querySelector('.av-say').textContent.includes('zero_grad on')")
+    page.locator(".av-hero").wait_for()
+    screenshots.show(page, *screenshots.PLAYED[-1][:2])
     now = screenshots.told(page)
     page.close()
     assert now == kept, "the front page's figure is another one now: run `make screenshots`, and commit assets/"

@@ -1,6 +1,6 @@
 /** What Python writes into a page of an explorer (explore.py), and what its modules share. */
 
-import type { Choice, Plain, Whole } from "../../views/js/types.d.ts";
+import type { Choice, Piece, Plain, Whole } from "../../views/js/types.d.ts";
 
 /** The steps of a run, as far as two runs are compared by them. */
 export interface Gradients {
@@ -49,4 +49,17 @@ export interface ExplorerData {
 export interface Shown {
   a: Choice;
   b: Choice | null;
+}
+
+/** What happened, on which line; what is in `.grad`, as fractions of a large batch's, and its number. */
+export type OpeningEvent = [string, number, number[], string];
+
+/** What the opening is told; of each rate three runs: whole, divided, undivided. */
+export interface OpeningData {
+  code: [number, ...Piece[]][];
+  token: string;
+  rates: string[];
+  start: number;
+  ground: [string, Record<string, string | number>, string?][];
+  runs: { way: [number, number, number, string][]; events: OpeningEvent[]; from: string; to: string; fails: boolean }[][];
 }

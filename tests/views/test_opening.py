@@ -1,0 +1,52 @@
+"""The front page's figure as data: what a vessel holds, where a division leads, and what stands there unscripted."""
+
+from __future__ import annotations
+
+import pytest
+
+from accumviz.book.opening import DIVIDED, UNDIVIDED, WHOLE, Opening
+from accumviz.ledger.ledger import Ledger, Parameter
+
+CODE = "for x in data:\n    (f(x) / divisor).backward()\nopt.step()\nopt.zero_grad()\n"
+
+
+def run(parts: list[float], after: float) -> Ledger:
+    place = {"file": "a.py"}
+    rows = []
+    held = 0.0
+    for part in parts:
+        held += part
+        rows.append(place | {"kind": "backward", "line": 2, "contribution": {"w": part}, "grad": {"w": held}})
+    rows[0]["weights"] = {"w": 1.0}
+    rows.append(place | {"kind": "step", "line": 3, "grad": {"w": held}, "weights": {"w": after}})
+    rows.append(place | {"kind": "zero_grad", "line": 4})
+    return Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows, sources={"a.py": CODE})
+
+
+@pytest.fixture
+def figure() -> Opening:
+    ways = {WHOLE: run([-20.0], 2.0), DIVIDED: run([-16.0, -4.0], 2.0), UNDIVIDED: run([-32.0, -8.0], 5.0)}
+    runs = {(0.05, way): ledger for way, ledger in ways.items()}
+    return Opening(runs, lambda w: 10 * (w - 2) ** 2, lambda w: 20 * (w - 2), 0.05, "/ divisor")
+
+
+def test_a_vessel_holds_fractions_of_what_one_large_batch_brings(figure: Opening) -> None:
+    ((_, divided, undivided),) = figure.content["runs"]
+    kinds, _, held, grads = zip(*divided["events"], strict=True)
+    assert kinds == ("backward", "backward", "step", "zero_grad")
+    assert held == ([0.8], [0.8, 0.2], [0.8, 0.2], [])
+    assert grads == ("−16", "−20", "−20", "None")
+    assert undivided["events"][1][2] == [1.6, 0.4]
+
+
+def test_a_way_that_ends_higher_than_it_began_fails(figure: Opening) -> None:
+    ((_, divided, undivided),) = figure.content["runs"]
+    assert (divided["fails"], divided["from"], divided["to"]) == (False, "10", "0")
+    assert (undivided["fails"], undivided["from"], undivided["to"]) == (True, "10", "90")
+
+
+def test_without_scripts_a_picture_and_a_table_say_the_same(figure: Opening) -> None:
+    text = figure.to_html().partition("<script")[0]
+    assert "undivided: the loss goes from 10 to 90." in text
+    assert text.count("<polyline") == 2
+    assert "<td>0.05</td><td>0</td><td>0</td><td>90</td>" in text
