@@ -961,7 +961,7 @@ _NONSENSE: list[Any] = [
 ]
 _KEYS = (
     *("terms", "armed", "no_sync", "ranks", "amp_scale", "max_norm", "total_norm", "optimizer_index", "skipped"),
-    *("what", "loader", "lr", "by", "error", "unmeasured", "armed_line", "old_weight"),
+    *("what", "loader", "lr", "by", "error", "unmeasured", "armed_line", "old_weight", "unmoved"),
 )
 
 

@@ -74,6 +74,7 @@ RULES = (
     Rule("scaler-updated-between-steps", order.scaler_updated_between_steps),
     Rule("nonfinite-micro-batch", values.nonfinite_micro_batch),
     Rule("weights-frozen-by-autocast", values.weights_frozen_by_autocast),
+    Rule("step-lost-in-rounding", values.step_lost_in_rounding),
     Rule("clip-scaled-grads", order.clip_scaled_grads, ("clip-per-micro-batch",)),
     Rule("clip-per-micro-batch", order.clip_per_micro_batch),
     Rule("clip-on-the-wrong-side", order.clip_on_the_wrong_side),

@@ -45,6 +45,7 @@ CHAPTERS = {
     "uneven-shares": "04_recipe#sec-equal",
     "sums-differ": "04_recipe#sec-divide",
     "weights-frozen-by-autocast": "06_memory#sec-amp-half",
+    "step-lost-in-rounding": "06_memory#sec-bf16",
 }
 
 SEVERITIES = ("error", "warning", "note")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -10,9 +11,12 @@ import numpy as np
 from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import replaced
+from accumviz.ledger.flow import number
 
-# Fewer steps say nothing about what rises.
+# Fewer steps say nothing about what rises, or is lost again and again.
 _RISING = 4
+# Of weights, a part that is as good as all, and a part that may be meant.
+_ALL, _MOST = 0.99, 0.5
 
 
 def nonfinite_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
@@ -71,6 +75,47 @@ def weights_frozen_by_autocast(analysis: LedgerAnalysis) -> Iterator[Finding]:
             ),
             optimizer=optimizer.optimizer,
         )
+
+
+def step_lost_in_rounding(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find steps that leave all 16-bit weights as they are, though they have gradients."""
+    for optimizer in analysis.optimizers:
+        steps, left = _left_as_they_are(analysis, optimizer)
+        if left < _ALL:
+            continue
+        yield analysis.finding(
+            "step-lost-in-rounding",
+            "warning",
+            steps[0],
+            step=steps[0],
+            evidence={
+                "part of the weights that a step leaves as they are": left,
+                "learning rate": analysis.detail(steps[0], "lr"),
+            },
+            cause=(
+                f"The steps of {optimizer.name} are smaller than the rounding of 16-bit weights, which stay bit for "
+                "bit as they were. Keep the weights in 32 bits, as `autocast` does, or round stochastically."
+            ),
+            times=len(steps),
+            optimizer=optimizer.optimizer,
+        )
+
+
+def _left_as_they_are(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> tuple[list[int], float]:
+    """Return the steps that were to move 16-bit weights, and which part of these a step leaves as they are.
+
+    Of few steps, 0: a schedule may begin with a rate of almost nothing.
+    """
+    unmoved = analysis.events.detail("unmoved", math.nan)
+    steps = []
+    for step in optimizer.full_windows:
+        rates = analysis.detail(step, "lr") or [0]
+        if np.isfinite(unmoved[step]) and all(number(rate) > 0 for rate in rates):
+            steps.append(step)
+    left = float(np.median(unmoved[steps])) if len(steps) >= _RISING else 0.0
+    return steps, left
 
 
 # --- graphs -----------------------------------------------------------------------------------
@@ -170,9 +215,12 @@ def _summed(
 
 
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
-    """Say what has to be meant for a healthy loop to be so: sums in half precision, which lose small contributions."""
+    """Say what has to be meant for a healthy loop to be so: sums and steps in 16 bits, which lose what is small."""
     for optimizer in analysis.optimizers:
         several = any(len(used) > 1 for used in optimizer.full_windows.values())
         dtypes = {analysis.ledger.parameters[p].dtype for p in optimizer.columns}
         for dtype in sorted(dtypes & {"bfloat16", "float16"}) if several else ():
             yield f"sums in {dtype} are meant"
+        _, left = _left_as_they_are(analysis, optimizer)
+        if left > _MOST:
+            yield f"steps that leave {left:.0%} of the 16-bit weights as they are, bit for bit, are meant"

@@ -10,10 +10,15 @@ from typing import Any
 
 import torch
 
+from accumviz.recorder.distributed import local
 from accumviz.recorder.memory import DEEP
+from accumviz.recorder.targets import parameters
+from accumviz.recorder.transfer import HALF, readable
 
 # So many backwards are searched for old copies: the walk through a graph takes time.
 _SEARCHES = 8
+# About so many elements of a weight show whether a step moves it.
+_ELEMENTS = 256
 
 
 class CastCache:
@@ -57,3 +62,46 @@ def _copied(node: Any) -> Any:
     if type(node).__name__ != "ToCopyBackward0":
         return None
     return getattr(node.next_functions[0][0], "variable", None)
+
+
+class StepSample:
+    """Elements of an optimizer's 16-bit weights before a step, to see how many of them it leaves as they are."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._weights: list[torch.Tensor] = []
+        self._before: list[torch.Tensor] = []
+        self._given: list[torch.Tensor] = []
+        halves = [
+            w for w in parameters(optimizer) if w.dtype in HALF and w.grad is not None
+        ]
+        for place in {0, len(halves) // 2, len(halves) - 1} if halves else ():
+            weight, grad = local(halves[place]), local(halves[place].grad)
+            if (
+                _is_dense(weight)
+                and _is_dense(grad)
+                and grad.device == halves[0].device
+            ):
+                self._weights.append(weight)
+                self._before.append(_elements(weight).clone())
+                self._given.append(_elements(grad) != 0)
+
+    def details(self) -> dict[str, Any]:
+        """Say which share of the elements with a gradient the step has left bit for bit as they were."""
+        if not self._weights:
+            return {}
+        now = torch.cat([_elements(weight) for weight in self._weights])
+        given = torch.cat(self._given)
+        left = (now == torch.cat(self._before)) & given
+        return {"unmoved": left.sum() / given.sum().clamp(min=1)}
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether some elements can be read without a copy of the whole."""
+    return (
+        readable(tensor) and tensor.layout is torch.strided and tensor.is_contiguous()
+    )
+
+
+def _elements(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().view(-1)
+    return flat[:: max(1, flat.numel() // _ELEMENTS)]

@@ -28,9 +28,9 @@ from accumviz.recorder.gradients import THREADS, Gradients
 from accumviz.recorder.loaders import Loaders
 from accumviz.recorder.loss_terms import describe_root
 from accumviz.recorder.memory import Allocated, Held
-from accumviz.recorder.precision import CastCache
+from accumviz.recorder.precision import CastCache, StepSample
 from accumviz.recorder.targets import Named, Optimizers, called, parameters
-from accumviz.recorder.transfer import readable, unseen, wire
+from accumviz.recorder.transfer import HALF, readable, unseen, wire
 
 _CAPTURED = (
     "a CUDA graph was captured ({place}): its replays run no Python, so what each backward in it adds is not seen, "
@@ -53,6 +53,7 @@ class _Step(NamedTuple):
     optimizer: int
     frame: tuple[int, CodeType]
     inner: bool  # inside the step of what wraps it: one step, one event
+    sample: StepSample | None
 
 
 class Recording:
@@ -81,6 +82,7 @@ class Recording:
         self._memory, self._allocated = Held(memory), Allocated(memory)
         self._sites, self._loaders = CallSites(), Loaders()
         self._casts = CastCache()
+        self._rounds = any(tensor.dtype in HALF for tensor in named.tensors)
         self._graphs = Graphs(named.modules, self._sites) if graphs else None
         self._steps: list[_Step] = []
         self._entered = self._closed = False
@@ -368,7 +370,8 @@ class Recording:
             inner = any(step.optimizer == index for step in self._open_steps())
             if not inner:
                 self._before_change()
-            self._steps.append(_Step(index, (id(frame), frame.f_code), inner))
+            sample = StepSample(optimizer) if self._rounds else None
+            self._steps.append(_Step(index, (id(frame), frame.f_code), inner, sample))
 
     def step_ends(self, optimizer: Any, frame: FrameType) -> None:
         key = id(frame), frame.f_code
@@ -376,7 +379,8 @@ class Recording:
             if step.frame == key:
                 self._steps.remove(step)
                 if not step.inner:
-                    self._step(optimizer, frame, {})
+                    details = step.sample.details() if step.sample else {}
+                    self._step(optimizer, frame, details)
                 return
         if self._follows(optimizer):
             self._step(optimizer, frame, {})

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-_HALF = (torch.float16, torch.bfloat16)
+HALF = (torch.float16, torch.bfloat16)
 _STRIDED = torch.strided
 # So many elements are summed up in their own precision.
 BLOCK = 1 << 16
@@ -123,7 +123,7 @@ def device_norms(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         values = tensor if tensor.layout is _STRIDED else tensor._values()
         members.append(values.detach())
     # Squares of half precision fit into single precision.
-    dtype = torch.float32 if members[0].dtype in _HALF else None
+    dtype = torch.float32 if members[0].dtype in HALF else None
     return list(torch._foreach_norm(members, 2.0, dtype=dtype))
 
 
