@@ -11,6 +11,7 @@ import numpy as np
 from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import replaced
+from accumviz.ledger.events import PRESENT
 from accumviz.ledger.flow import number
 
 # Fewer steps say nothing about what rises, or is lost again and again.
@@ -217,10 +218,22 @@ def _summed(
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what has to be meant for a healthy loop to be so: sums and steps in 16 bits, which lose what is small."""
     for optimizer in analysis.optimizers:
-        several = any(len(used) > 1 for used in optimizer.full_windows.values())
-        dtypes = {analysis.ledger.parameters[p].dtype for p in optimizer.columns}
-        for dtype in sorted(dtypes & {"bfloat16", "float16"}) if several else ():
-            yield f"sums in {dtype} are meant"
+        yield from _sums(analysis, optimizer)
         _, left = _left_as_they_are(analysis, optimizer)
         if left > _MOST:
             yield f"steps that leave {left:.0%} of the 16-bit weights as they are, bit for bit, are meant"
+
+
+def _sums(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> Iterator[str]:
+    """Say of sums in 16 bits that they are meant: those of `.grad`, and those that FSDP keeps until it scatters."""
+    if all(len(used) < 2 for used in optimizer.full_windows.values()):
+        return
+    for p in optimizer.columns.tolist():
+        parameter = analysis.ledger.parameters[p]
+        if parameter.dtype not in ("bfloat16", "float16"):
+            continue
+        present = analysis.ledger.state[:-1, p] & PRESENT > 0
+        # What FSDP scatters after each backward is added up in the shards.
+        if (analysis.contributed[1:, p] & present).any():
+            where = "FSDP's unsharded sums" if parameter.unsharded_of else "sums"
+            yield f"{where} in {parameter.dtype} are meant"

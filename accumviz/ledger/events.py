@@ -56,7 +56,7 @@ _AT = {name: i for i, name in enumerate((*CODES, *NUMBERS))}
 
 @dataclass(frozen=True)
 class Parameter:
-    """A recorded leaf: its name, shape, dtype and the optimizers that own it (indices).
+    """A recorded leaf: its name, shape, the dtype of its `.grad`, and the optimizers that own it (indices).
 
     `group` is the keyword of `record` under which it came, `aliases` are its other names where it
     is used more than once.

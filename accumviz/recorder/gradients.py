@@ -479,10 +479,11 @@ class Gradients:
         named, tensor = self.named, self.tensors[i]
         whole = named.shards.wholes.get(i)
         shape = self._shapes[i] if i in self.small else tuple(local(tensor).shape)
+        dtype = getattr(tensor, "grad_dtype", None) or tensor.dtype
         return Parameter(
             named.names[i],
             shape,
-            str(tensor.dtype).removeprefix("torch."),
+            str(dtype).removeprefix("torch."),
             str(tensor.device),
             named.groups[i],
             tuple(named.aliases[i]),
