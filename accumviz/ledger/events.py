@@ -98,7 +98,8 @@ class Event:
     how many `elements` (of a cross entropy the targets that count), times which constant `factor`;
     and why, where that cannot be read (`unknown`, else empty). Where hooks of your own changed
     the gradients of all parameters that a backward reached, `by_hook` is NaN; an edit that a hook
-    made before a step says so (`by`). Where another thread trains the parameters, too, a backward is
+    made before a step says so (`by`); where one on a tensor between the loss and the parameters changed
+    the gradient, the backward holds `between`. Where another thread trains the parameters, too, a backward is
     `overlapped`: what became of what it brought is not known. Where ranks reduce in
     a way that is not known (in your own lines, by a comm hook, between groups of ranks), `reduction` is empty.
 

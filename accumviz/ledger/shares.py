@@ -37,8 +37,9 @@ _REASONS = (
     "hooks of your own changed gradients on their way into .grad",
     "another thread changed the same .grad while it ran",
     "over how many elements it sums was not recorded",
+    "a hook on a tensor between the loss and the parameters changed the gradient",
 )
-_CLOSURE, _PARTLY, _SCALED, _HOOKED, _OVERLAPPED, _UNCOUNTED = range(
+_CLOSURE, _PARTLY, _SCALED, _HOOKED, _OVERLAPPED, _UNCOUNTED, _BETWEEN = range(
     len(UNREAD), len(_REASONS)
 )
 
@@ -344,6 +345,7 @@ def _followed(
     end = passage.end[which]
     happened = passage.until(which, step)
     overlapped = events.detail("overlapped", default=False)[backward]
+    between = events.detail("between", default=False)[backward]
     # How many backwards before an event had their gradients changed by hooks: with them goes what is in `.grad`.
     hooked = np.cumsum([0, *events.has("by_hook")])
     # What was erased may be in what was put there by hand.
@@ -356,6 +358,7 @@ def _followed(
         (_SCALED, still_scaled),
         (_HOOKED, hooked[step] > hooked[backward]),
         (_OVERLAPPED, overlapped),
+        (_BETWEEN, between),
     )
     for code, here in others:
         is_first_reason = (reason == 0) & here

@@ -398,7 +398,7 @@ class Columns:
         self._graphs: dict[int, Graph] = {}
         # What is said of the recording where it fails before anything is known of it.
         parameters = [Parameter(f"parameter {n}", (s,)) for n, s in enumerate(sizes)]
-        self._described: About = parameters, {"stopped": "it did not begin"}
+        self.described: About = parameters, {"stopped": "it did not begin"}
         self._written: About | None = None
         self._end: dict[str, Any] = {}
         self._given_up = False
@@ -520,8 +520,8 @@ class Columns:
         """Return what the file does not say yet beside its events: lines of code, and what has changed."""
         news: dict[str, Any] = {"sources": self._sources.news()}
         parameters, meta = self._describe()
-        if self._written != self._described:
-            self._written = self._described
+        if self._written != self.described:
+            self._written = self.described
             news |= ledgerfile.described(parameters, self._layout.elements, meta)
         return news
 
@@ -533,11 +533,11 @@ class Columns:
     def _describe(self) -> About:
         """Return the parameters and what is said of the recording; once it has failed, as they were last."""
         try:
-            self._described = self._about()
+            self.described = self._about()
         except Exception:
             if not self._given_up:
                 raise
-        return self._described
+        return self.described
 
     def _append(self, header: dict[str, Any], *arrays: dict[str, np.ndarray]) -> bool:
         """Write this to the file, with the news; return whether that has been done."""
@@ -565,6 +565,7 @@ class Columns:
     def close(self, **end: Any) -> None:
         """Write what there is; `end` is what the file says last."""
         with self._lock:
+            self._given_up |= "stopped" in end
             try:
                 self.settle(wait=True)
             except Exception:

@@ -297,6 +297,7 @@ def _install() -> None:
         (torch.utils.data.DataLoader, "__iter__", _loader_begins),
         (loaders.Iterating, "__next__", _loader_ends),
         (torch, "compile", _compiling),
+        (torch.Tensor, "register_hook", _hooking),
         (torch.cuda.CUDAGraph, "replay", _then("replayed")),
         (replica, forward, _forwarding),
     ]
@@ -542,6 +543,28 @@ def _then(what: str) -> Around:
 def _forwarding(call: Call) -> Iterator[None]:
     notify(call.recordings, "forwards", call.args[0], call.frame)
     yield
+
+
+def _hooking(call: Call) -> Iterator[None]:
+    """Have a hook of the user's on what a forward computed tell when it changes the gradient."""
+    if len(call.args) == 2:
+        tensor, hook = call.args
+        if tensor.grad_fn is not None and has_users({0: hook}):
+            call.args = tensor, functools.partial(_between, hook)
+    yield
+
+
+def _between(hook: Any, grad: torch.Tensor) -> Any:
+    """Run a hook, and tell of it if it gives another gradient than it was given."""
+    changed = hook(grad)
+    try:
+        if changed is not None and changed is not grad:
+            for recording in listening:
+                recording.gradient_replaced()
+    except Exception as failure:
+        # Inside a backward nothing can be stopped: what has failed waits for its end.
+        failures.append(failure)
+    return changed
 
 
 def _compiling(_: Call) -> Iterator[None]:

@@ -200,6 +200,8 @@ class Recording:
             for name in dict.fromkeys(self._optimizers.grown()):
                 self._notes.append(_GROWN.format(name=name))
         finally:
+            if self._parameters is None:
+                self._parameters = self._rows.described[0]
             self._steps.clear()
             self._optimizers.forget()
             self._memory = Held(wanted=False)
@@ -488,6 +490,12 @@ class Recording:
         ours = self._gradients.is_ours()
         self._gradients.disturbed |= not ours
         return ours
+
+    def gradient_replaced(self) -> None:
+        """Note that a hook between the loss and the parameters gives another gradient than it was given."""
+        running = self._gradients.running_here()
+        if running is not None:
+            running.details["between"] = True
 
     def _before_change(self) -> None:
         running = self._gradients.running_here()

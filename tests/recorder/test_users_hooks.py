@@ -156,6 +156,25 @@ def test_hooks_that_only_look_leave_every_share_known(hook: str, options: dict[s
     np.testing.assert_array_equal(ledger.grad, Loop(**options).train().grad)
 
 
+@pytest.mark.parametrize(("factor", "verdict"), [(None, "findings"), (1 / K, "no verdict")])
+def test_a_hook_between_loss_and_parameters_leaves_no_share_known_if_it_changes(
+    factor: float | None, verdict: str
+) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with av.record(model, optimizer) as recording:
+        for n in range(2 * K):
+            output = model(torch.randn(3, 2))
+            output.register_hook(lambda grad: None if factor is None else grad * factor)
+            output.square().mean().backward()
+            if n % K == K - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+    report = av.check(recording)
+    assert report.verdict == verdict
+    assert ("a hook on a tensor between" in report.reason) == (factor is not None)
+
+
 def test_a_hook_that_changes_one_sum_of_a_window_leaves_no_share_of_it_known() -> None:
     loop = Loop()
     for p in loop.own:
