@@ -41,6 +41,24 @@
     addEventListener("afterprint", () => colour(root.dataset.mode || "auto"));
   }
 
+  /** Whether questions come before their answers: remembered, and said by the button. */
+  function predictions() {
+    const first = "avPredicts" in root.dataset;
+    for (const button of all(".book-predict")) {
+      button.setAttribute("aria-pressed", String(first));
+      button.title = first ? "Show everything" : "Predict first: what answers a question opens with your answer";
+    }
+    pressed(".book-predict", () => {
+      try {
+        if (first) localStorage.removeItem("predict");
+        else localStorage.setItem("predict", "first");
+      } catch {
+        // the address says it instead
+      }
+      location.search = first ? "?show" : "?predict";
+    });
+  }
+
   function chapters() {
     const [side] = all("#book-side");
     const [drawer] = /** @type {HTMLDialogElement[]} */ (all(".book-drawer"));
@@ -207,6 +225,7 @@
     go();
   }
 
+  predictions();
   pressed(".book-full", () => (document.fullscreenElement ? document.exitFullscreen() : root.requestFullscreen()));
   colours();
   chapters();

@@ -20,6 +20,12 @@ HEAD = """(() => {
   root.dataset.mode = ["light", "dark"].includes(kept) ? kept : "auto";
   const dark = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   root.dataset.theme = root.dataset.mode === "auto" ? dark : root.dataset.mode;
+  // What answers a question stands open, unless the reader has chosen to predict first, or the address says so.
+  let first;
+  try { first = localStorage.getItem("predict") === "first"; } catch {}
+  const asked = new URLSearchParams(location.search);
+  if (asked.has("predict") || (first && !asked.has("show"))) root.dataset.avPredicts = "";
+  root.dataset.avBook = "";
   root.classList.add("book-live");
 })();"""
 

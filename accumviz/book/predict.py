@@ -19,10 +19,12 @@ from accumviz.views import style
 Value: TypeAlias = "float | bool | str | None"
 
 _ZERO = 1e-9
-# This runs before the answer is drawn: a module runs only after the page, which would have shown it.
+# This runs before the answer is drawn: a module runs only after the page, which would have shown it. On a page of
+# the book all stands open until its reader chooses to predict first; in a notebook a question comes first.
 _SHUT = (
-    'document.currentScript?.parentElement.setAttribute("data-av-state","asked");'
-    'document.documentElement.classList.add("av-asks")'
+    "{const all=document.documentElement;"
+    'if(!("avBook"in all.dataset)||"avPredicts"in all.dataset)'
+    '{document.currentScript?.parentElement.setAttribute("data-av-state","asked");all.classList.add("av-asks")}}'
 )
 
 
@@ -53,7 +55,7 @@ class Prediction(Displayed):
         return (
             f'<div class="accumviz av-predict" data-av-predict="{_payload(self)}"><script>{_SHUT}</script>'
             f'<style>{css}</style><div class="av-ask"><p class="av-tag">Predict</p>'
-            f'<p class="av-question">{marked(self.question)}</p>{_choices_html(self)}<p class="av-space"></p></div>'
+            f'<p class="av-question">{marked(self.question)}</p>{_choices_html(self)}</div>'
             f'<details class="av-reveal" open><summary>Show me</summary>{_answer_html(self)}'
             f'</details><script type="module">{script}</script></div>'
         )

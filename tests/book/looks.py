@@ -339,7 +339,6 @@ LIGHT: dict[str, Look] = {
     "text on its ground": script(CONTRAST),
     "pictures without words": script(SILENT),
     "what moves": script(MOVING),
-    "answers before their time": script(EARLY),
     "equations": script(UNDRAWN),
     "length of lines": script(MEASURE),
     "marks that went astray": script(ASTRAY),
@@ -353,6 +352,7 @@ LIGHT: dict[str, Look] = {
 }
 DARK: dict[str, Look] = {
     "the theme": theme("dark"),
+    "answers before their time": script(EARLY),
     "text on its ground": script(CONTRAST),
     "pale outputs": script(PALE),
     "paper in the dark": script(PAPER),

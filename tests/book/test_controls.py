@@ -289,7 +289,7 @@ def answered_and_asked_again(watched: Any) -> None:
 def test_a_page_obeys_a_mouse_remembers_answers_and_is_restored_by_its_permalinks(
     page_name: str, watch: Open, address: Address, site: Path
 ) -> None:
-    watched, place = watch(), address(page_name, "file")
+    watched, place = watch(), f"{address(page_name, 'file')}?predict"
     watched.page.goto(place)
     asked = watched.page.locator(".av-predict[data-av-state]").count()
     assert watched.page.locator(EARLY).evaluate_all("all => all.map(one => one.outerHTML.slice(0, 120))") == []

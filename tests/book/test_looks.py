@@ -122,4 +122,4 @@ def test_a_request_to_another_host_is_a_complaint(watch: Open, tmp_path: Path) -
     ],
 )
 def test_whatever_says_an_answer_early_is_found(early: str, watch: Open, tmp_path: Path) -> None:
-    assert look("answers before their time", "light", early, watch, tmp_path) != []
+    assert look("answers before their time", "dark", early, watch, tmp_path) != []

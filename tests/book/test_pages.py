@@ -29,7 +29,8 @@ def test_a_page_from_a_file_bears_every_look(
     page_name: str, looked: dict[str, looks.Look], options: dict[str, Any], watch: Open, address: Address
 ) -> None:
     watched = watch(**options)
-    watched.page.goto(address(page_name, "file"))
+    # In the dark as a reader who predicts first, else as one who has chosen nothing.
+    watched.page.goto(address(page_name, "file") + ("?predict" if options.get("mode") == "dark" else ""))
     wholly = THOROUGH or page_name in looks.WHOLLY
     assert looks.findings(looked if wholly else looks.brief(looked), watched) == {}
 
@@ -187,11 +188,25 @@ def test_without_its_division_the_opening_shows_a_loss_that_climbs(watch: Open, 
     assert page.locator(".av-level").count() == 1
 
 
+def test_pictures_stand_open_until_a_reader_chooses_to_predict_first(watch: Open, address: Address) -> None:
+    page = watch().page
+    page.goto(address("chapters/08_ddp.html", "http"))
+    pictures = page.locator("article figure .accumviz")
+    assert pictures.count() > 4
+    assert all(one.bounding_box() for one in pictures.all())
+    assert page.locator(".av-shut:visible").count() == 0
+    page.get_by_role("button", name="Predict first").click()
+    page.locator(".av-predict[data-av-state=asked]").first.wait_for()
+    page.goto(address("chapters/08_ddp.html", "http"))  # remembered
+    page.locator(".av-predict[data-av-state=asked]").first.wait_for()
+    assert page.locator(".av-recorded:visible").count() == 0
+    page.goto(address("chapters/08_ddp.html?show", "http"))
+    assert page.locator(".av-recorded:visible").count() > 2
+
+
 def test_a_caption_stands_beside_a_figure_that_leaves_it_room(watch: Open, address: Address) -> None:
     page = watch().page
     page.goto(address("chapters/03_accumulation.html", "file"))
-    # As for a reader who has answered.
-    page.evaluate("for (const shut of document.querySelectorAll('[data-answers]')) shut.dataset.given = ''")
     figure, caption = (page.locator(f"#fig-memory {part}").first.bounding_box() for part in (".accumviz", "figcaption"))
     assert caption["x"] >= figure["x"] + figure["width"]
     page.set_viewport_size({"width": 1000, "height": 900})

@@ -5,8 +5,11 @@ import { mount } from "./question.js";
 
 /** @typedef {HTMLElement & {accumvizAsks?: boolean}} Root */
 
+const { dataset } = document.documentElement;
+const opens = "avBook" in dataset && !("avPredicts" in dataset);
+
 for (const root of /** @type {NodeListOf<Root>} */ (document.querySelectorAll(".accumviz[data-av-predict]"))) {
-  if (root.accumvizAsks) continue;
+  if (opens || root.accumvizAsks) continue;
   root.accumvizAsks = true;
   try {
     mount(root);

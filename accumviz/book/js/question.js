@@ -125,6 +125,7 @@ export function mount(root) {
   reveal.addEventListener("toggle", () => {
     if (reveal.open && /asked|retry/.test(root.dataset.avState ?? "")) commit(null);
   });
+  printed(root, reveal);
   question.id = `${unique}-question`;
   root.tabIndex = -1;
   name([[root, "group"], way.role ?? [form, "radiogroup"]], question.id);
@@ -138,6 +139,25 @@ export function mount(root) {
     tries.push(said);
     settle();
   }
+}
+
+/** Paper holds every answer. @param {HTMLElement} root @param {HTMLDetailsElement} reveal */
+function printed(root, reveal) {
+  const all = document.documentElement.classList;
+  let state = "";
+  addEventListener("beforeprint", () => {
+    state = root.dataset.avState ?? "";
+    if (!/asked|retry/.test(state)) return;
+    root.dataset.avState = "printed";
+    reveal.open = true;
+    all.remove("av-asks");
+  });
+  addEventListener("afterprint", () => {
+    if (!/asked|retry/.test(state)) return;
+    root.dataset.avState = state;
+    reveal.open = false;
+    all.add("av-asks");
+  });
 }
 
 /** The tries that a browser kept, if they make sense. @param {unknown} kept @param {Way} way */
