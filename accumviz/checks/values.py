@@ -112,8 +112,9 @@ def _left_as_they_are(
     unmoved = analysis.events.detail("unmoved", math.nan)
     steps = []
     for step in optimizer.full_windows:
-        rates = analysis.detail(step, "lr") or [0]
-        if np.isfinite(unmoved[step]) and all(number(rate) > 0 for rate in rates):
+        rates = analysis.detail(step, "lr")
+        known = isinstance(rates, list) and np.isfinite(unmoved[step])
+        if known and all(number(rate) > 0 for rate in rates):
             steps.append(step)
     left = float(np.median(unmoved[steps])) if len(steps) >= _RISING else 0.0
     return steps, left
