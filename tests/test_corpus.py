@@ -24,7 +24,7 @@ def serious(report: Report) -> list[Finding]:
     return [finding for finding in report.findings if finding.severity != "note"]
 
 
-def judged(script: Script, folder: Path, *, right: bool) -> Report:
+def judged(script: Script, folder: Path, *, right: bool, text: str = "") -> Report:
     torch.manual_seed(0)
     recordings: list[Any] = []
 
@@ -32,7 +32,7 @@ def judged(script: Script, folder: Path, *, right: bool) -> Report:
         recordings.append(av.record(*objects, **settings))
         return recordings[0]
 
-    run(script.text(right=right), folder / script.path.name, record)
+    run(text or script.text(right=right), folder / script.path.name, record)
     return av.check(recordings[0])
 
 
@@ -58,6 +58,45 @@ def test_a_loop_with_nothing_wrong_has_no_finding(name: str) -> None:
         assert list(running) == []
     report = av.check(recording)
     assert report.verdict != "findings" and report.findings == (), report
+
+
+_LOOP = """
+import torch
+from torch import nn
+
+def loop(record):
+    limit, model = 0.01, nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with record(model, optimizer):
+        for i in range(8):
+            (model(torch.randn(2, 4)).square().mean() / 2).backward()
+"""
+_CLIP = "nn.utils.clip_grad_norm_(model.parameters(), limit)"
+_ZERO = "  optimizer.step()\n+ optimizer.zero_grad()"
+_EVERY_SECOND = ["if i % 2:", "    optimizer.step()"]
+# What follows the backward, and what is suggested.
+_SUGGESTED: dict[str, tuple[list[str], str]] = {
+    "moved with its condition": (
+        ["if limit is not None:", f"    {_CLIP}", *_EVERY_SECOND, "    optimizer.zero_grad()"],
+        f"- if limit is not None:\n-     {_CLIP}\n+ if limit is not None:\n+     {_CLIP}\n  optimizer.step()",
+    ),
+    "not moved out of a condition that holds more": (
+        ["if limit:", f"    norm = {_CLIP}", "    assert norm", *_EVERY_SECOND, "    optimizer.zero_grad()"],
+        "",
+    ),
+    "zeroed where micro-batches are counted": (_EVERY_SECOND, _ZERO),
+    "not zeroed where a step may be skipped": ([f"if {_CLIP} < 1e9:", "    optimizer.step()"], ""),
+    "not zeroed in one branch of two": (["if i % 3:", "    optimizer.step()", "else:", "    optimizer.step()"], ""),
+}
+
+
+@pytest.mark.parametrize("name", _SUGGESTED)
+def test_a_suggestion_keeps_conditions_and_is_left_out_where_it_would_not_be_reached(name: str, tmp_path: Path) -> None:
+    lines, suggested = _SUGGESTED[name]
+    text = _LOOP + "\n".join(" " * 12 + line for line in lines) + "\n"
+    path = tmp_path / "loop.py"
+    report = judged(Script(path, "", 0), tmp_path, right=False, text=text)
+    assert [finding.suggestion for finding in serious(report)] == [suggested], report
 
 
 # ---------------------------------------------------------------- two ranks

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from accumviz.checks.report import CHAPTERS, Finding, around
+from accumviz.checks.suggestions import Code
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, Event
 from accumviz.ledger.flow import SAME, steps_of
 from accumviz.ledger.ledger import Ledger
@@ -254,6 +255,7 @@ class LedgerAnalysis:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
+        self.code = Code(ledger.sources)
         self.events = ledger.columns
         self.shares = ledger.shares()
         contributed = ledger.state & CONTRIBUTED

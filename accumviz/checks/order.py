@@ -16,12 +16,7 @@ from accumviz.checks.analysis import (
     is_close,
 )
 from accumviz.checks.report import Finding
-from accumviz.checks.suggestions import (
-    added_above,
-    calling_line,
-    moved_above,
-    moved_below,
-)
+from accumviz.checks.suggestions import calling_line
 from accumviz.ledger.events import Event
 from accumviz.ledger.flow import SAME, number
 
@@ -70,7 +65,7 @@ def clip_per_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
                 "The sum is clipped after each backward, so that what came early is shortened again and again, and the "
                 "last micro-batch counts most."
             ),
-            suggestion=moved_above(at, end),
+            suggestion=analysis.code.moved_above(at, end),
             times=len(clips),
             optimizer=optimizer.optimizer,
             at=at,
@@ -98,7 +93,7 @@ def clip_on_the_wrong_side(analysis: LedgerAnalysis) -> Iterator[Finding]:
             step=step,
             evidence={"event of the step": step, "event of the clip": clip},
             cause="The clip comes after the step, which has read the gradients as they were: it has no effect.",
-            suggestion=moved_above(at, end),
+            suggestion=analysis.code.moved_above(at, end),
             times=len(clips),
             optimizer=optimizer.optimizer,
             at=at,
@@ -169,7 +164,7 @@ def _unscaled_above(analysis: LedgerAnalysis, clip: int, step: int) -> str:
     line = "scaler.unscale_(optimizer)"
     if call is not None:
         line = f"{call[1]}.unscale_({call[2]})"
-    return added_above(analysis.ledger[clip], line)
+    return analysis.code.added_above(analysis.ledger[clip], line)
 
 
 def _scale(analysis: LedgerAnalysis, scaled: np.ndarray, event: int) -> float:
@@ -227,7 +222,7 @@ def backward_after_unscale(analysis: LedgerAnalysis) -> Iterator[Finding]:
                 "Unscale once, before the step."
             ),
             # An `update` that stands between two of them belongs to the step as well.
-            suggestion=moved_above(at, end) if len(inside) == 1 else "",
+            suggestion=analysis.code.moved_above(at, end) if len(inside) == 1 else "",
             times=len(late),
             optimizer=optimizer.optimizer,
             at=at,
@@ -293,7 +288,7 @@ def scheduler_per_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
                 f"The scheduler steps with every micro-batch, {schedules.size} times for {optimizer.steps.size} "
                 "optimizer steps: the learning rate changes that much too fast."
             ),
-            suggestion=moved_below(at, end),
+            suggestion=analysis.code.moved_below(at, end),
             times=len(steps),
             optimizer=optimizer.optimizer,
             at=at,

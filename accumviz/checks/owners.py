@@ -8,7 +8,7 @@ import numpy as np
 
 from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory, between
 from accumviz.checks.report import Finding
-from accumviz.checks.suggestions import added_above, zeroing
+from accumviz.checks.suggestions import zeroing
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, PRESENT
 from accumviz.ledger.flow import number
 
@@ -237,7 +237,9 @@ def _zeroed_first(
     lines = analysis.events.column("line")[window].tolist()
     if not lines or lines.count(lines[0]) > 1:
         return ""
-    return added_above(analysis.ledger[window[0]], zeroing(analysis.ledger[step]))
+    return analysis.code.added_above(
+        analysis.ledger[window[0]], zeroing(analysis.ledger[step])
+    )
 
 
 def _shared_loss(analysis: LedgerAnalysis) -> str:

@@ -1,12 +1,15 @@
 """Suggestions: the user's line as it is (`-`) and as it should be (`+`), beside one that stays.
 
-A suggestion is empty where no line that was recorded is the one to change.
+A suggestion is empty where no line that was recorded is the one to change, and where it would break the code: the
+line stands under a condition that the other place does not have, or the other place is not always reached.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from accumviz.ledger.events import Event
 from accumviz.show import literal
@@ -15,6 +18,9 @@ from accumviz.show import literal
 _KEPT = 4
 # Says that a line does something at times only, or several things, or begins a block.
 _CHOICE = re.compile(r"\b(if|for|and|or|lambda|else|with|while|try)\b|;|:\s*(#|$)")
+# What is done only at times, or in a way of its own; of that, what counts micro-batches.
+_GUARD = re.compile(r"(if|elif|else|while|try|except|finally|with|match|case)\b")
+_COUNT = re.compile(r"%|sync_gradients")
 _NAME = r"[A-Za-z_][\w.\[\]]*"
 
 
@@ -58,28 +64,112 @@ def replaced(event: Event, line: str) -> str:
     return f"- {literal(event.source)}\n+ {literal(line)}"
 
 
-def added_above(event: Event, line: str) -> str:
-    """Add a line above this one."""
-    return f"+ {literal(line)}\n  {literal(event.source)}" if _place(event) else ""
+class Head(NamedTuple):
+    """The line that begins a block: where it is, and its text."""
+
+    line: int
+    text: str
 
 
-def added_below(event: Event, line: str) -> str:
-    """Add a line below this one."""
-    return f"  {literal(event.source)}\n+ {literal(line)}" if _place(event) else ""
+class Code:
+    """The user's files, as far as a ledger holds them: where a line may be added, and where it may be moved."""
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self._rows = {file: text.splitlines() for file, text in sources.items()}
+
+    def added_above(self, event: Event, line: str) -> str:
+        """Add a line above this one."""
+        return f"+ {literal(line)}\n  {literal(event.source)}" if _place(event) else ""
+
+    def moved_above(self, event: Event, other: Event) -> str:
+        """Move this line above the other one."""
+        block = self._block(event, other)
+        if not block or not _place(other):
+            return ""
+        return "\n".join(
+            [*_marked("-", block), *_marked("+", block), f"  {literal(other.source)}"]
+        )
+
+    def moved_below(self, event: Event, other: Event) -> str:
+        """Move this line below the other one."""
+        block = self._block(event, other)
+        if not block or not _place(other):
+            return ""
+        return "\n".join(
+            [*_marked("-", block), f"  {literal(other.source)}", *_marked("+", block)]
+        )
+
+    def zeroed_below(
+        self, step: Event, backward: Event, zero: Event | None = None
+    ) -> str:
+        """Zero below a step what it has read, and not where `zero` does it now.
+
+        A condition on the step's line must be a count: where a step is skipped for what is in `.grad`, that has to be
+        erased all the same.
+        """
+        guards = set(self._guards(step)) - set(self._guards(backward))
+        counted = all(_COUNT.search(guard.text) for guard in guards)
+        is_call = _simple(step) and ("step(" in step.source or not step.via)
+        if not counted or not is_call:
+            return ""
+        added = f"  {literal(step.source)}\n+ {literal(zeroing(step))}"
+        if zero is None:
+            return added
+        guards = set(self._guards(zero)) - set(self._guards(step))
+        if guards or not _simple(zero):
+            return ""
+        return f"- {literal(zero.source)}\n{added}"
+
+    def _block(self, event: Event, other: Event) -> list[str]:
+        """Return a line that is to stand beside another one, below the condition that it has and the other has not."""
+        if not _simple(event):
+            return []
+        theirs = self._guards(other)
+        guards = [guard for guard in self._guards(event) if guard not in theirs]
+        if not guards:
+            return [event.source]
+        guard, *more = guards
+        whole = guard.text.startswith("if ") and guard.text.endswith(":")
+        if more or not whole or not self._is_alone(event, guard):
+            return []
+        return [guard.text, f"    {event.source}"]
+
+    def _guards(self, event: Event) -> list[Head]:
+        """Return the conditions under which a line is reached, in its function: the innermost first."""
+        rows = self._rows.get(event.file, [])[: event.line]
+        guards: list[Head] = []
+        if not rows:
+            return guards
+        indent = _indent(rows[-1])
+        for number, row in reversed(list(enumerate(rows, 1))):
+            code = row.strip()
+            if not code or code.startswith("#") or _indent(row) >= indent:
+                continue
+            indent = _indent(row)
+            if code.startswith(("def ", "async def ", "class ")):
+                break
+            if _GUARD.match(code):
+                guards.append(Head(number, code))
+        return guards
+
+    def _is_alone(self, event: Event, head: Head) -> bool:
+        """Return whether a line is all that its condition is for."""
+        rows = self._rows[event.file]
+        above = [row for row in rows[head.line : event.line - 1] if row.strip()]
+        below = [row for row in rows[event.line :] if row.strip()]
+        indent = _indent(rows[head.line - 1])
+        ends = not below or _indent(below[0]) <= indent
+        otherwise = ends and below and below[0].strip().startswith(("else", "elif"))
+        return not above and ends and not otherwise
 
 
-def moved_above(event: Event, other: Event) -> str:
-    """Move this line above the other one."""
-    return _moved(event, added_above(other, event.source))
+def _indent(row: str) -> int:
+    """Return how far a line is indented."""
+    return len(row) - len(row.lstrip())
 
 
-def moved_below(event: Event, other: Event, line: str = "") -> str:
-    """Move this line below the other one, or write there what means the same."""
-    return _moved(event, added_below(other, line or event.source))
-
-
-def _moved(event: Event, added: str) -> str:
-    return f"- {literal(event.source)}\n{added}" if _simple(event) and added else ""
+def _marked(mark: str, lines: list[str]) -> list[str]:
+    return [f"{mark} {literal(line)}" for line in lines]
 
 
 def _simple(event: Event) -> bool:

@@ -6,15 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory, is_close
 from accumviz.checks.report import Finding
-from accumviz.checks.suggestions import (
-    added_above,
-    added_below,
-    calling_line,
-    moved_below,
-    zeroing,
-)
+from accumviz.checks.suggestions import calling_line, zeroing
 from accumviz.ledger.events import Event
 from accumviz.ledger.flow import SAME
 
@@ -55,7 +51,7 @@ def zero_grad_inside_window(analysis: LedgerAnalysis) -> Iterator[Finding]:
                 f"`.grad` is zeroed between the backwards of one window: {len(lost)} of {len(lost) + len(kept)} "
                 "micro-batches are lost before the step sees them."
             ),
-            suggestion=_zeroed_after(analysis, zero, first.step),
+            suggestion=_zeroed_after(analysis, optimizer, zero, first),
             times=len(inside),
             optimizer=optimizer.optimizer,
             at=zero,
@@ -89,7 +85,7 @@ def zero_before_step(analysis: LedgerAnalysis) -> Iterator[Finding]:
                 "steps that found nothing": len(vain),
             },
             cause="`.grad` is zeroed between the backward and the step: the step finds nothing to apply.",
-            suggestion=_zeroed_after(analysis, zero, losses[0].step),
+            suggestion=_zeroed_after(analysis, optimizer, zero, losses[0]),
             times=len(vain),
             optimizer=optimizer.optimizer,
             at=zero,
@@ -103,14 +99,29 @@ def _line_of(analysis: LedgerAnalysis, loss: Loss, other: int) -> Event:
     return calling_line(analysis.ledger[loss.eraser], *others)
 
 
-def _zeroed_after(analysis: LedgerAnalysis, zero: Event, step: int) -> str:
+def _zeroed_after(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, zero: Event, loss: Loss
+) -> str:
     """Suggest to zero after the step, and not where it is done now."""
-    line = calling_line(analysis.ledger[step], analysis.ledger[zero.index])
+    line = calling_line(analysis.ledger[loss.step], analysis.ledger[zero.index])
     touched = [each for each in analysis.optimizers if each.changed_by(zero.index)]
     same_place = line.line == zero.line or line.file != zero.file
     if len(touched) > 1 or same_place:
         return ""
-    return moved_below(zero, line, zeroing(analysis.ledger[step]))
+    return _zeroed_below(analysis, optimizer, line, loss.backward, zero)
+
+
+def _zeroed_below(
+    analysis: LedgerAnalysis,
+    optimizer: OptimizerHistory,
+    step: Event,
+    backward: int,
+    zero: Event | None = None,
+) -> str:
+    """Suggest to zero below a step, where one line takes all steps."""
+    if np.unique(analysis.events.column("line")[optimizer.steps]).size > 1:
+        return ""
+    return analysis.code.zeroed_below(step, analysis.ledger[backward], zero)
 
 
 # --- lost before a step -----------------------------------------------------------------------
@@ -323,7 +334,9 @@ def _unzeroed_closure(
             "The closure does not zero: what it brings at one place of the weights is added to what it brought at "
             "others. It has to zero before its first backward."
         ),
-        suggestion=added_above(backward, zeroing(step)) if one_each else "",
+        suggestion=analysis.code.added_above(backward, zeroing(step))
+        if one_each
+        else "",
         times=len(evaluated),
         optimizer=optimizer.optimizer,
     )
@@ -344,6 +357,7 @@ def _read_again(
             "meant, nothing is wrong."
         )
     step = analysis.ledger[steps[0]]
+    below = _zeroed_below(analysis, optimizer, step, twice[0])
     return analysis.finding(
         "missing-zero-grad",
         "note" if kept else "error",
@@ -355,7 +369,7 @@ def _read_again(
             "backwards read again": len(twice),
         },
         cause=cause,
-        suggestion="" if kept else added_below(step, zeroing(step)),
+        suggestion="" if kept else below,
         times=len(twice),
         optimizer=optimizer.optimizer,
     )
