@@ -8,13 +8,15 @@ import re
 import shlex
 import sys
 import webbrowser
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from accumviz import __version__
-from accumviz.show import literal, plural
+from accumviz.show import counted, literal, plural
 
 if TYPE_CHECKING:
     from accumviz.checks.report import Report
@@ -253,12 +255,25 @@ def _load_ranks(files: list[Path]) -> list[Ledger]:
     return ledgers
 
 
-def _load_all(files: list[Path]) -> Ledger:
-    """Return the ledger in a file, or that of all ranks in theirs."""
+def _together(ledgers: list[Ledger]) -> Ledger:
+    """Return the ledger of a process, or that of all ranks."""
     from accumviz.ledger.ledger import Ledger
 
-    ledgers = _load_ranks(files)
     return ledgers[0] if len(ledgers) == 1 else Ledger.merge(ledgers)
+
+
+def _about(ledger: Ledger, file: Path) -> str:
+    """Return which script a ledger is of, when it was written, and how many micro-batches and steps it has."""
+    scripts = [event.frames[-1][0] for event in ledger.of("backward") if event.frames]
+    written = datetime.fromtimestamp(file.stat().st_mtime, UTC).astimezone()
+    windows = Counter(len(window.backwards) for window in ledger.windows())
+    parts = [*scripts[:1], f"{written:%Y-%m-%d %H:%M}"]
+    if windows:
+        usual, _ = windows.most_common(1)[0]
+        mostly = "mostly " if len(windows) > 1 else ""
+        parts.append(f"{mostly}K = {usual}")
+    parts.append(counted(len(ledger.of("step")), "step"))
+    return literal(" · ".join(parts))
 
 
 def _check(options: Any) -> None:
@@ -304,8 +319,13 @@ def _compare(options: Any) -> None:
 
 def _view(options: Any) -> None:
     from accumviz import play
+    from accumviz.checks.check import check, check_ranks
 
-    player = play(_load_all(options.files))
+    ledgers = _load_ranks(options.files)
+    ledger = _together(ledgers)
+    player = play(ledger)
+    player.report = check_ranks(ledgers) if len(ledgers) > 1 else check(ledger)
+    player.about = _about(ledger, options.files[0])
     page = Path(f"{options.files[0]}.html").absolute()
     with _writing_to(page):
         player.save(page)
@@ -316,7 +336,7 @@ def _view(options: Any) -> None:
 def _export(options: Any) -> None:
     from accumviz import export
 
-    ledger, out = _load_all(options.files), options.out
+    ledger, out = _together(_load_ranks(options.files)), options.out
     if options.to == "tensorboard":
         if out is None:
             _fail(

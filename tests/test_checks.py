@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 import accumviz as av
 from accumviz.checks import annotations
 from accumviz.checks.check import RULES, check_ranks
-from accumviz.checks.report import CHAPTERS
 from accumviz.ledger.ledger import KINDS, Ledger, Parameter
 from tests.by_hand import Play, term, windows
 from tests.thorough import examples
@@ -886,24 +885,19 @@ def test_a_ledger_without_terms_has_no_verdict_and_says_which_rules_need_them() 
     assert "zero-grad-inside-window" not in report.unjudged
 
 
-def test_every_rule_has_its_chapter() -> None:
+def test_every_rule_has_its_entry_in_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [rule.name for rule in RULES]
     assert len(names) == len(set(names))
-    assert set(names) == set(CHAPTERS)
     assert {name for rule in RULES for name in rule.explains} <= set(names)
-    for name, chapter in CHAPTERS.items():
-        page, label = chapter.split("#")
-        assert f"({label})=" in (ROOT / "chapters" / f"{page}.md").read_text("utf-8"), name
-
-
-@pytest.mark.parametrize("chapter", ["02_zero_grad", "03_accumulation"])
-def test_a_rule_leads_to_the_section_whose_cells_have_it_found(chapter: str) -> None:
-    text = (ROOT / "chapters" / f"{chapter}.md").read_text("utf-8")
-    labels = {name: place.partition("#")[2] for name, place in CHAPTERS.items() if place.startswith(chapter)}
-    for name, label in labels.items():
-        _, _, section = text.partition(f"({label})=\n## ")
-        # What is kept of an ascent is shown nowhere: it leads to what any kept gradient does.
-        assert name in section.partition("\n## ")[0] or name == "ascent-gradient-kept"
+    text = (ROOT / "api.md").read_text("utf-8")
+    assert sorted(re.findall(r"^\(rule-(.+)\)=$", text, re.MULTILINE)) == sorted(names)
+    parts = r"\*\*What\.\*\* .*?\*\*Why\.\*\* .*?\*\*Example\.\*\*\n\n```diff\n.*?\*\*Fix\.\*\* .*?\]\(#[\w-]+\)"
+    for name in names:
+        written = text.partition(f"(rule-{name})=\n#### {name}\n\n")[2].partition("\n(rule-")[0]
+        assert re.match(parts, written, re.DOTALL), name
+    monkeypatch.setenv("ACCUMVIZ_BOOK", "https://example.org/book/")
+    report = av.check(windows(4, 4, factor=1.0).ledger)
+    assert "\n  Read: https://example.org/book/api.html#rule-loss-not-divided" in repr(report)
 
 
 def test_a_report_is_text_json_and_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
 from accumviz.book import predict
-from accumviz.views import words
 from accumviz.views.style import static
 
 # JSON payloads are data, and two equal ones may feed two players; only code and style may be shared.
@@ -20,21 +19,20 @@ ASSET = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 
-# Where a report says what to read: the chapter's file and the label of a section.
-READ = re.compile(r"(?<=class='av-said av-read'>)Read: (?P<chapter>(?P<page>\d\d_\w+)#(?P<label>[\w-]+))")
+# Where a report says what to read: the name of a rule, which has its entry in the reference.
+READ = re.compile(r"(?<=class='av-said av-read'>)Read: (?P<rule>[\w-]+)")
 
 
 def link_reports(html: str, pathto: Callable[[str], str]) -> str:
     """Make a link of what a report says to read; `pathto` gives a page's address as seen from this one.
 
-    >>> said = "<p class='av-said av-read'>Read: 02_zero_grad#sec-none</p>"
-    >>> link_reports(said, lambda page: f"../{page}.html")
-    "<p class='av-said av-read'>Read: <a href='../chapters/02_zero_grad.html#sec-none'>chapter 2</a></p>"
+    >>> link_reports("<p class='av-said av-read'>Read: tail-dropped</p>", lambda page: f"../{page}.html")
+    "<p class='av-said av-read'>Read: <a href='../api.html#rule-tail-dropped'>tail-dropped</a></p>"
     """
 
     def link(said: re.Match[str]) -> str:
-        address = pathto(f"chapters/{said['page']}").rstrip("#")  # "#" on the page itself
-        return f"Read: <a href='{address}#{said['label']}'>{words.reading(said['chapter'])[1]}</a>"
+        address = pathto("api").rstrip("#")  # "#" on the page itself
+        return f"Read: <a href='{address}#rule-{said['rule']}'>{said['rule']}</a>"
 
     return READ.sub(link, html)
 

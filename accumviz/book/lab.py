@@ -13,13 +13,13 @@ from typing import Any
 from accumviz import arguments
 from accumviz.book import weights
 from accumviz.book.loops import LOOPS, Axis, Choice, Loop, LoopLine
-from accumviz.checks.report import Finding, Report, told
+from accumviz.checks.report import Report
 from accumviz.ledger.ledger import Ledger
-from accumviz.show import Displayed, counted, literal
-from accumviz.views import player, shares, style, words
+from accumviz.show import Displayed, counted
+from accumviz.views import player, shares, style
 from accumviz.views.payload import encode, identity, ledger_data
 from accumviz.views.player import fragment
-from accumviz.views.report import first_line
+from accumviz.views.report import first_line, report_data
 
 # A name of its own: what the events of an arrangement show is the text that ran, not a file's.
 _FILE = "loop.py"
@@ -227,7 +227,11 @@ class Lab(Displayed):
 
     def to_html(self) -> str:
         """Return a fragment of HTML that needs nothing else; with its scripts stripped, the start remains as text."""
-        sheets = [player.assets()[0], style.static("lab.css", __file__)]
+        sheets = [
+            player.assets()[0],
+            style.static("report.css"),
+            style.static("lab.css", __file__),
+        ]
         script = style.static("lab.js", __file__)
         data = encode(self.content)
         return fragment("lab", self.id, self._text(), data, sheets, script)
@@ -279,31 +283,6 @@ def _rows(run: Arrangement) -> list[list[Any]]:
         number += bool(row.text)
         rows.append([number if row.text else 0, row.depth, row.role, row.value])
     return rows
-
-
-def report_data(report: Report) -> dict[str, Any]:
-    """Return a report as a page shows it."""
-    return {
-        "verdict": report.verdict,
-        "said": first_line(report),
-        "findings": [_finding(finding) for finding in report.findings],
-    }
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    evidence = []
-    for name, value in finding.evidence.items():
-        evidence.append(f"{literal(name)}: {told(value)}")
-    return {
-        "rule": finding.rule,
-        "severity": finding.severity,
-        "event": finding.event,
-        "line": finding.line,
-        "cause": literal(finding.cause),
-        "evidence": "; ".join(evidence),
-        "suggestion": finding.suggestion.splitlines(),
-        "read": [finding.chapter, *words.reading(finding.chapter)],
-    }
 
 
 def _shared(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from accumviz.checks.report import CHAPTERS, Finding, around
+from accumviz.checks.report import Finding, around
 from accumviz.checks.suggestions import Code
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, Event
 from accumviz.ledger.flow import SAME, steps_of
@@ -498,7 +498,6 @@ class LedgerAnalysis:
             at.source,
             about.pop("evidence"),
             cause,
-            CHAPTERS[rule],
             around=around(str(self.ledger.sources.get(at.file, "")), at.line),
             **about,
         )

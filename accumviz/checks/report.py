@@ -15,38 +15,9 @@ from typing import Any, NamedTuple
 
 from accumviz.show import Displayed, counted, encoded, literal, save_result
 
-# The section of the book about each rule: file and label.
-CHAPTERS = {
-    "token-mean-of-means": "04_recipe#sec-tokens",
-    "zero-grad-inside-window": "02_zero_grad#sec-where",
-    "missing-zero-grad": "02_zero_grad#sec-never",
-    "loss-not-divided": "03_accumulation#sec-accumulation",
-    "partial-window-underscaled": "03_accumulation#sec-tail",
-    "leftover-carried": "10_your_own#sec-own-windows",
-    "tail-dropped": "10_your_own#sec-own-windows",
-    "clip-scaled-grads": "06_memory#sec-amp-order",
-    "clip-per-micro-batch": "04_recipe#sec-clip",
-    "scheduler-per-micro-batch": "04_recipe#sec-scheduler",
-    "ddp-unsynced-step": "08_ddp#sec-forward",
-    "graph-retained": "11_museum#museum-graph-retained",
-    "zero-before-step": "02_zero_grad#sec-where",
-    "double-division": "04_recipe#sec-divide",
-    "wrong-divisor": "04_recipe#sec-divide",
-    "clip-on-the-wrong-side": "04_recipe#sec-clip",
-    "backward-after-unscale": "06_memory#sec-amp-order",
-    "scaler-updated-between-steps": "06_memory#sec-amp-order",
-    "nonfinite-micro-batch": "06_memory#sec-amp-skipped",
-    "no-sync-excludes-forward": "08_ddp#sec-forward",
-    "fsdp2-zero-keeps-unsharded": "09_fsdp#sec-hidden",
-    "uneven-rank-backwards": "08_ddp#sec-uneven",
-    "rank-token-weight": "08_ddp#sec-rank-tokens",
-    "gan-gradient-leak": "07_gan#sec-gan-zero",
-    "parameter-outside-or-twice": "10_your_own#sec-own-owner",
-    "uneven-shares": "04_recipe#sec-equal",
-    "sums-differ": "04_recipe#sec-divide",
-    "weights-frozen-by-autocast": "06_memory#sec-amp-half",
-    "step-lost-in-rounding": "06_memory#sec-bf16",
-}
+# What the rules are, beside each other: a page of the book, below the folder of its chapters.
+_REFERENCE = "api"
+_BOOK = Path(__file__).resolve().parents[2]
 
 SEVERITIES = ("error", "warning", "note")
 # So many lines of code stand above the user's, and below it.
@@ -72,9 +43,9 @@ class Finding:
     the step that it spoils (None where there is none), `event` that of the event to look at; `file`,
     `line` and `source` are where that is, and `around` is the code there, by the numbers of its lines.
     `evidence` holds the numbers, `cause` one sentence;
-    `suggestion` shows the line as it is (`-`) and as it should be (`+`), or is empty; `chapter` is the
-    part of the book about it. `times` counts how often it was met, `optimizer` is the number of the
-    optimizer that it concerns, `rank` whose events these are where the files of several ranks were judged.
+    `suggestion` shows the line as it is (`-`) and as it should be (`+`), or is empty. `times` counts
+    how often it was met, `optimizer` is the number of the optimizer that it concerns, `rank` whose
+    events these are where the files of several ranks were judged.
     """
 
     rule: str
@@ -86,12 +57,17 @@ class Finding:
     source: str
     evidence: Mapping[str, Any]
     cause: str
-    chapter: str
     suggestion: str = ""
     times: int = 1
     optimizer: int | None = None
     rank: int | None = None
     around: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def numbers(self) -> str:
+        """The evidence in words."""
+        pieces = [f"{name}: {told(value)}" for name, value in self.evidence.items()]
+        return literal("; ".join(pieces))
 
 
 @dataclass(frozen=True)
@@ -128,8 +104,11 @@ class Report(Displayed):
     def __repr__(self) -> str:
         return self.text()
 
-    def text(self, *, color: bool = False, width: int = 0) -> str:
-        """The report as text, wrapped at `width` columns (0: not at all); with `color`, in a terminal's colours."""
+    def text(self, *, color: bool = False, width: int = 0, local: bool = False) -> str:
+        """The report as text, wrapped at `width` columns (0: not at all); with `color`, in a terminal's colours.
+
+        With `local`, it leads to the book's files on this machine.
+        """
         paint = _painted if color else _plain
         page = _Lines(width, [])
         page.add(self._head(), indent="")
@@ -143,6 +122,7 @@ class Report(Displayed):
         for finding in self.findings:
             page.lines.append("")
             _write(finding, page, paint)
+            page.lines.append(f"  Read: {entry(finding.rule, local=local)}")
         if self.unjudged:
             page.lines.extend(["", "Not judged:"])
         why: dict[str, list[str]] = {}
@@ -218,13 +198,11 @@ def _write(finding: Finding, page: _Lines, paint: Callable[[str, str], str]) -> 
     if finding.file or finding.line:
         _write_code(finding, page)
     page.add(finding.cause)
-    evidence = [f"{name}: {told(value)}" for name, value in finding.evidence.items()]
-    page.add("; ".join(evidence))
+    page.add(finding.numbers)
     if finding.suggestion:
         page.add("Change it to:")
     for row in finding.suggestion.splitlines():
         page.lines.append(f"    {paint(literal(row), row[:1])}")
-    page.add(f"Read: {finding.chapter}")
 
 
 def _write_code(finding: Finding, page: _Lines) -> None:
@@ -264,6 +242,29 @@ def around(text: str, line: int) -> tuple[tuple[int, str], ...]:
     return tuple(enumerate(lines[first - 1 : last], first))
 
 
+def address(rule: str, *, local: bool = False) -> str:
+    """Return where the book's entry about a rule is; empty where that is not known.
+
+    The variable ACCUMVIZ_BOOK names the address of a book that is published; a book that was built here
+    is found only if `local`.
+    """
+    book = os.environ.get("ACCUMVIZ_BOOK", "")
+    built = _BOOK / "_build" / "html"
+    if local and not book and (built / f"{_REFERENCE}.html").exists():
+        book = built.as_uri()
+    return f"{book.rstrip('/')}/{_REFERENCE}.html#rule-{rule}" if book else ""
+
+
+def entry(rule: str, *, local: bool = False) -> str:
+    """Return where to read about a rule: an address, a line of the book's source, or a name in its reference."""
+    source = _BOOK / f"{_REFERENCE}.md"
+    found = address(rule, local=local)
+    if found or not local or not source.exists():
+        return found or f"the reference of the book, under {rule}"
+    before, _, _ = source.read_text("utf-8").partition(f"(rule-{rule})=")
+    return f"{source}:{before.count(chr(10)) + 1}"
+
+
 def _painted(text: str, what: str) -> str:
     return f"\x1b[{_COLORS[what]}m{text}\x1b[0m" if what in _COLORS else text
 
@@ -287,15 +288,15 @@ def told(value: Any) -> str:
 
 
 def terminal(stream: Any) -> dict[str, Any]:
-    """Return whether a stream shows `color`, and its `width` in columns (0: it is no terminal)."""
+    """Return how a report is written to a stream: in a terminal, with colours, wrapped, and leading to local files."""
     wide = os.environ.get("COLUMNS", "")
     width = int(wide) if wide.isdecimal() else 0
     if not getattr(stream, "isatty", bool)():
-        return {"color": False, "width": width}
+        return {"width": width}
     with suppress(OSError, ValueError):
         width = width or os.get_terminal_size(stream.fileno()).columns
     plain_only = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    return {"color": not plain_only, "width": width}
+    return {"color": not plain_only, "width": width, "local": True}
 
 
 def plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +12,14 @@ from functools import cached_property
 from typing import Any
 
 from accumviz import arguments
+from accumviz.checks.report import Report
 from accumviz.graph.graph import Graph, Node, in_order
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
 from accumviz.show import Displayed, counted, literal
 from accumviz.views import style, words
 from accumviz.views.graph import Card, LayoutError, cards_of, forms, place
 from accumviz.views.payload import Ground, encode, identity, ledger_data
+from accumviz.views.report import report_data
 
 # Laying out takes a tenth of a second each: more are counted, not drawn.
 _MOST_LAYOUTS = 40
@@ -56,6 +59,9 @@ class Player(Displayed):
         self.ledger, self.graphs, self.ground = ledger, dict(graphs), ground
         # The levels of its heat map, where it shares them with other runs.
         self.levels: tuple[float, float] | None = None
+        # With a report, it opens with that; `about` says whose.
+        self.report: Report | None = None
+        self.about = ""
 
     @cached_property
     def content(self) -> tuple[Data, bytes]:
@@ -85,7 +91,22 @@ class Player(Displayed):
             "bars": [bars, _HATCHED, ask],
             "marks": _MARKS,
         }
+        if self.report is not None:
+            data["report"] = self._judged(self.report, told["code"], chosen)
         return data, blob
+
+    def _judged(self, report: Report, files: list[Data], chosen: Sequence[int]) -> Data:
+        """Return what the page is told of a report: with the places of its events and of its lines."""
+        data = report_data(report, local=True)
+        lines = []
+        for file in files:
+            lines += [(file["name"], number) for number, *_ in file["lines"]]
+        for finding, shown in zip(report.findings, data["findings"], strict=True):
+            shown["event"] = max(bisect_right(chosen, finding.event) - 1, 0)
+            if (finding.file, finding.line) in lines:
+                shown["mark"] = lines.index((finding.file, finding.line))
+        data["about"] = self.about
+        return data
 
     @cached_property
     def id(self) -> str:
@@ -104,7 +125,10 @@ class Player(Displayed):
         about, *events = map(html.escape, self.words)
         items = "".join(f"<li>{event}</li>" for event in events)
         text = f'<details class="av-words" open><summary>In words</summary><p>{about}</p><ol>{items}</ol></details>\n'
-        return fragment("player", self.id, text, encode(*self.content), [css], script)
+        sheets = [css]
+        if self.report is not None:
+            sheets.append(style.static("report.css"))
+        return fragment("player", self.id, text, encode(*self.content), sheets, script)
 
     def __repr__(self) -> str:
         parts = [counted(len(self.ledger), "event")]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from accumviz.checks.compare import Comparison, error, place
-from accumviz.checks.report import Finding, Report, told
+from accumviz.checks.report import Finding, Report, address
 from accumviz.show import counted, escape, literal, marked, table
 from accumviz.views import style
 
@@ -83,17 +84,41 @@ def _finding(finding: Finding) -> str:
     line = ""
     if finding.file or finding.line:
         line = f"<p><code>{escape(finding.file)}:{finding.line}</code> <code>{escape(finding.source)}</code></p>"
-    evidence = "; ".join(
-        f"{escape(name)}: {escape(told(value))}"
-        for name, value in finding.evidence.items()
-    )
     suggestion = "\n".join(map(escape, finding.suggestion.splitlines()))
     return (
         f'<article class="av-{finding.severity}"><h3>{finding.severity}: <code>{escape(finding.rule)}</code>'
-        f"{where}{times}</h3>{line}<p>{marked(finding.cause)}</p><p class='av-said'>{evidence}</p>"
+        f"{where}{times}</h3>{line}<p>{marked(finding.cause)}</p><p class='av-said'>{escape(finding.numbers)}</p>"
         + (f'<pre tabindex="0">{suggestion}</pre>' if suggestion else "")
-        + f"<p class='av-said av-read'>Read: {escape(finding.chapter)}</p></article>"
+        + f"<p class='av-said av-read'>Read: {escape(finding.rule)}</p></article>"
     )
+
+
+def report_data(report: Report, *, local: bool = False) -> dict[str, Any]:
+    """Return a report as a page shows it; `local` as in `Report.text`."""
+    data = {
+        "verdict": report.verdict,
+        "said": first_line(report),
+        "findings": [
+            _finding_data(finding, local=local) for finding in report.findings
+        ],
+    }
+    if report.unjudged:
+        reasons = [f"{rule}: {why}" for rule, why in report.unjudged.items()]
+        data["unjudged"] = list(map(literal, reasons))
+    return data
+
+
+def _finding_data(finding: Finding, *, local: bool) -> dict[str, Any]:
+    return {
+        "rule": finding.rule,
+        "severity": finding.severity,
+        "event": finding.event,
+        "line": finding.line,
+        "cause": literal(finding.cause),
+        "evidence": finding.numbers,
+        "suggestion": finding.suggestion.splitlines(),
+        "read": address(finding.rule, local=local),
+    }
 
 
 def comparison_html(comparison: Comparison) -> str:

@@ -37,16 +37,6 @@ def shorten(text: str, limit: int) -> str:
     return f"{text[:head]}…{text[len(text) - tail :]}"
 
 
-def reading(chapter: str) -> tuple[str, str]:
-    """Return where the section that a finding names is, below the book's chapters, and what a link to it is called.
-
-    >>> reading("02_zero_grad#sec-none")
-    ('02_zero_grad.html#sec-none', 'chapter 2')
-    """
-    page, _, section = chapter.partition("#")
-    return f"{page}.html#{section}", f"chapter {int(page.partition('_')[0])}"
-
-
 def on_any_rank(name: str) -> str:
     """Return a parameter's name without the rank that a merged ledger puts before it.
 

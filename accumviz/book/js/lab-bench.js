@@ -1,12 +1,12 @@
 /** The lab: a loop whose lines are moved, and what follows from it, side by side. */
 
-/** @import { LabData, LabReport, Offer } from "./lab-types.d.ts" */
-/** @import { Dispose, Host } from "../../views/js/types.d.ts" */
+/** @import { LabData, Offer } from "./lab-types.d.ts" */
+/** @import { Dispose, Host, ReportData } from "../../views/js/types.d.ts" */
 
 import { arrive, group, h } from "../../views/js/dom.js";
 import { choiceIn, linkOf } from "./lab-address.js";
 import { choiceOf } from "./lab-choices.js";
-import { reportPane } from "./lab-report.js";
+import { reportPane } from "../../views/js/report.js";
 import { arrangementsOf } from "./lab-runs.js";
 import { stand } from "./lab-stand.js";
 import { memory } from "./memory.js";
@@ -21,7 +21,7 @@ const isAsked = (/** @type {Offer} */ { line }) => !line;
 function goalOf(task, past) {
   const el = h("p.av-goal");
   el.hidden = !task;
-  /** @param {LabReport} report */
+  /** @param {ReportData} report */
   function draw({ verdict }) {
     if (!task) return;
     const mended = verdict === "healthy";

@@ -1,6 +1,6 @@
 /** What Python writes into the page of a lab (lab.py), beside what it writes for a player. */
 
-import type { Data } from "../../views/js/types.d.ts";
+import type { Data, ReportData } from "../../views/js/types.d.ts";
 
 /** A choice of a lab: its values, what each is called, and the line that it moves ("" for none). */
 export interface Offer {
@@ -14,26 +14,8 @@ export interface Offer {
 /** A line of a lab's loop by its number (0: a place for one), how far in it stands, what is chosen by it, and where. */
 export type LabRow = [number, number, string, string];
 
-export interface LabFinding {
-  rule: string;
-  severity: string;
-  event: number;
-  line: number;
-  cause: string;
-  evidence: string;
-  suggestion: string[];
-  /** A chapter and its section; where that is below the book's chapters, and how a link to it is called. */
-  read: [string, string, string];
-}
-
-export interface LabReport {
-  verdict: "healthy" | "findings" | "no verdict";
-  said: string;
-  findings: LabFinding[];
-}
-
 /** An arrangement's recording, the rows of its loop, and the report on it. */
-export type LabRun = Data & { rows: LabRow[]; report: LabReport };
+export type LabRun = Data & { rows: LabRow[]; report: ReportData };
 
 /** What a lab is told: of each run, which of the parts are its own, -1 for none. */
 export interface LabData {

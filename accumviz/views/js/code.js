@@ -1,7 +1,7 @@
 /** The pane of the user's code: the current line is marked, and a line leads to its next event. */
 
 /** @import { App } from "./player.js" */
-/** @import { At, Piece } from "./types.d.ts" */
+/** @import { At, Data, Piece } from "./types.d.ts" */
 
 import { h, pane, reveal, scrolls } from "./dom.js";
 import { pointedAt } from "./light.js";
@@ -33,6 +33,14 @@ function lineOf({ ledger, go, at }, mine, /** @type {number} */ n, /** @type {Pi
   return h("li.av-line.av-has", { click: next, style: `--av-kind: ${ledger.kindColor(mine[0])}` }, leads, text);
 }
 
+/** Mark the lines of findings. @param {HTMLElement[]} lines @param {Data} data */
+function flag(lines, { report }) {
+  for (const { mark = -1, rule } of report?.findings ?? []) {
+    lines[mark]?.append(h("span.av-flag", {}, `← ${rule}`));
+    lines[mark]?.classList.add("av-flagged");
+  }
+}
+
 /** @param {App} app */
 export function codePane(app) {
   const { ledger, data } = app;
@@ -58,6 +66,7 @@ export function codePane(app) {
     }
     box.append(h("div", {}, data.code.length > 1 ? h("p.av-note", {}, name) : "", list));
   }
+  flag(lines, data);
   /** @param {At} state */
   function draw({ e, n }) {
     // The forward before a backward ran on lines that nobody recorded.

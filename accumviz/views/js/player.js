@@ -16,6 +16,7 @@ import { clamp } from "./numbers.js";
 import { read } from "./packed.js";
 import { isBright } from "./pen.js";
 import { playing } from "./playing.js";
+import { reportPane } from "./report.js";
 import { motions } from "./motion.js";
 import { sharesPane } from "./shares.js";
 import { timePane } from "./timeline.js";
@@ -79,8 +80,16 @@ function panesOf(app) {
   const weights = data.weights ? weightsPane(app, data.weights) : null;
   const move = motions(app, grad);
   /** @type {Pane[]} */
-  const panes = [code, app.graph, grad, weights, time, shares].flatMap((pane) => pane ?? []);
+  const panes = [code, app.graph, grad, weights, shares, time].flatMap((pane) => pane ?? []);
   return { time, move, panes };
+}
+
+/** The report that a page begins with, if it has one. @param {Data} data @param {(e: number) => void} go */
+function openingOf({ report }, go) {
+  if (!report) return [];
+  const { el, draw } = reportPane(false, go);
+  draw(report, report.about ?? "");
+  return [el];
 }
 
 /** What is said of a moment. @param {App} app @param {At} state */
@@ -155,7 +164,8 @@ export async function render({ model, el }) {
   const holds = panes.map(({ name }) => `.av-with-${name}`).join("") + (length > BRIEF ? "" : ".av-brief");
   const body = h(`div.av-body${holds}`, {}, ...panes.map((pane) => pane.el));
   const hint = h("p.av-note.av-hint", {}, "Keys: ← → events, Shift ← → nodes, Home, End, Space plays.");
-  const frame = h("div.av-frame", group("Player"), top.bar, top.say, body, hint);
+  const opening = openingOf(data, (e) => by({ e }));
+  const frame = h("div.av-frame", group("Player"), ...opening, top.bar, top.say, body, hint);
   top.bar.hidden = hint.hidden = Boolean(leader) || length < (graph ? 1 : 2);
   keys(frame, length, {
     move,

@@ -129,8 +129,32 @@ export interface WeightsData {
   beside?: { name: string; color: string; p: Station[] }[];
 }
 
+/** A mistake: the event to look at, and the place of its line in all code that is shown. */
+export interface FindingData {
+  rule: string;
+  severity: string;
+  event: number;
+  line: number;
+  mark?: number;
+  cause: string;
+  evidence: string;
+  suggestion: string[];
+  /** Where to read about it, if that is known; the book knows its own. */
+  read: string;
+}
+
+export interface ReportData {
+  verdict: "healthy" | "findings" | "no verdict";
+  said: string;
+  findings: FindingData[];
+  unjudged?: string[];
+  /** Of a recording by itself: which script it is of, when, and how much it holds. */
+  about?: string;
+}
+
 /** What a player is told. */
 export interface Data {
+  report?: ReportData;
   about: string;
   note: string;
   /** What ∅ means, if it is there; of kinds of events name, colour, dashes; of columns what stands above them. */

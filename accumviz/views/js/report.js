@@ -1,8 +1,8 @@
-/** The report on an arrangement: its first line is said aloud; findings and suggestions are below. */
+/** The report on a recording: its first line is said aloud; findings and suggestions are below. */
 
-/** @import { LabFinding, LabReport } from "./lab-types.d.ts" */
+/** @import { FindingData, ReportData } from "./types.d.ts" */
 
-import { h, pane, put } from "../../views/js/dom.js";
+import { h, pane, put } from "./dom.js";
 
 const SIGNS = { healthy: "✓", findings: "✗", "no verdict": "?" };
 
@@ -12,20 +12,23 @@ const suggestedLine = (line) => {
   return h(tag, {}, `${line}\n`);
 };
 
+/** @param {string} name @param {...Node} content */
+const details = (name, ...content) => h("details", {}, h("summary", {}, name), ...content);
+
 /** A text in which backticks mark code. @param {string} text */
 const marked = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
 
-/** @param {LabFinding} found @param {boolean} hidden @param {(e: number) => void} go */
+/** @param {FindingData} found @param {boolean} hidden @param {(e: number) => void} go */
 function articleOf({ rule, severity, event, line, cause, evidence, suggestion, read }, hidden, go) {
   const leads = h("button.av-leads", { type: "button", click: () => go(event) }, `line ${line}`);
   const head = h("p", {}, h("b", {}, rule), ` (${severity}) `, ...(line ? [leads] : []));
   const about = { tabindex: 0, role: "group", "aria-label": "the suggestion" };
   const lines = h("pre.av-suggestion", about, ...suggestion.map(suggestedLine));
-  const shown = hidden ? h("details", {}, h("summary", {}, "Show the suggestion"), lines) : lines;
+  const shown = hidden ? details("Show the suggestion", lines) : lines;
   const { book } = document.documentElement.dataset;
-  const [plain, address, said] = read;
-  const page = book ? h("a", { href: book + address }, said) : plain;
-  const more = [...(evidence ? [[evidence]] : []), ["Read: ", page]];
+  const page = read || (book && `${book}../api.html#rule-${rule}`);
+  const link = page ? h("a", { href: page }, rule) : `the reference of the book, under ${rule}`;
+  const more = [...(evidence ? [[evidence]] : []), ["Read: ", link]];
   return h("article", {}, head, h("p", {}, ...marked(cause)), ...(suggestion.length ? [shown] : []),
     ...more.map((parts) => h("p.av-quiet", {}, ...parts)));
 }
@@ -39,13 +42,15 @@ export function reportPane(task, go) {
   const found = h("div.av-found");
   const made = pane("report", "Report of check", live, found);
 
-  /** @param {LabReport} report @param {string} note what else is to be said */
+  /** @param {ReportData} report @param {string} note what else is to be said */
   function draw(report, note) {
     put(made.el, { "data-verdict": report.verdict });
     sign.textContent = SIGNS[report.verdict];
     said.textContent = report.said;
     aside.textContent = note;
     found.replaceChildren(...report.findings.map((one) => articleOf(one, task, go)));
+    const unjudged = report.unjudged?.map((text) => h("p.av-quiet", {}, text));
+    if (unjudged) found.append(details("Not judged", ...unjudged));
   }
   return { ...made, draw };
 }
