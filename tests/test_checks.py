@@ -487,6 +487,18 @@ def _by_autograd_grad() -> Play:
     return play
 
 
+def _master_copies() -> Play:
+    play = Play({"w": None, "master": 0})
+    for _ in range(3):
+        for _ in range(2):
+            play.backward(term(8, 1.0), into=("w",))
+        play.grad["master"] = play.grad.pop("w")
+        play.touched(play._put("edit"), ["w", "master"])
+        play.step()
+        play.zero()
+    return play
+
+
 def _manual_all_reduce() -> Play:
     play = Play()
     for _ in range(2):
@@ -857,6 +869,7 @@ def test_what_has_to_be_meant_is_said_beside_healthy(name: str) -> None:
         (Ledger.build([], []), "nothing was recorded"),
         (Play().ledger, "nothing was recorded"),
         (_by_autograd_grad().ledger, "no backward"),
+        (_master_copies().ledger, "32-bit copies of weights"),
     ],
 )
 def test_without_anything_to_judge_there_is_no_verdict(ledger: Ledger, said: str) -> None:

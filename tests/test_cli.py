@@ -274,6 +274,10 @@ def test_the_closing_line_says_what_a_file_that_was_cut_short_holds(tmp_path: Pa
 UNSEEN = {
     "torch is not imported": ("print('done')", "this process did not import torch"),
     "nothing is trained": ("import torch", "no model or optimizer was seen training in this process"),
+    "children train": (
+        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'sum(range(20_000_000))'])",
+        "start each under accumviz, as in `torchrun",
+    ),
     "nothing steps": (HEAD + "m, o = make()\nm(torch.ones(1, 4)).sum().backward()", "no optimizer stepped"),
 }
 

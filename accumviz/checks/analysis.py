@@ -199,6 +199,16 @@ class OptimizerHistory:
         lengths = Counter(self.first_step_of.values())
         return modal_length(lengths.values())
 
+    @cached_property
+    def is_fed_by_hand(self) -> bool:
+        """Whether it has parameters that no backward reaches, and whose `.grad` something else fills."""
+        reached = self.analysis.contributed.any(axis=0)
+        columns = self.columns[~reached[self.columns]]
+        edits = np.ix_(self.analysis.at("edit"), columns)
+        ledger = self.analysis.ledger
+        filled = (ledger.state[edits] & CHANGED > 0) & (ledger.grad[edits] > 0)
+        return bool(filled.any())
+
     def previous_step(self, event: int) -> int:
         """Return the last step before an event; -1 where there is none."""
         place = self.steps.searchsorted(event)

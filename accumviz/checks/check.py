@@ -19,6 +19,10 @@ _SHARES = "shares"
 _MEMORY = "memory"
 # What a recording's notes say of training that it could not see.
 _MOVED = "weights were moved by hand between the backwards of a window: what its step is for is not known"
+_FED = (
+    "steps on gradients that were put into `.grad` by hand, as into 32-bit copies of weights: "
+    "which backwards they are from is not known"
+)
 _LACKING = ("CUDA graph", "not recorded")
 
 
@@ -145,7 +149,7 @@ def check(recording: Ledger | Recorded) -> Report:
     >>> from accumviz.ledger.ledger import Ledger, Parameter
     >>> row = dict(kind="backward", label="loss", contribution={"w": 1.0}, grad={"w": 1.0})
     >>> check(Ledger.build([Parameter("w", (1,), optimizers=(0,))], [row])).reason
-    'no optimizer stepped while it was recorded'
+    "no optimizer stepped while it was recorded; one of a class that is none of torch's is not seen"
     """
     judged = _judge(recorded(recording, "check"), None)
     return Report(
@@ -242,7 +246,7 @@ def _nothing_to_judge(ledger: Ledger, backwards: int, steps: int) -> str:
         return ""
     said = "no backward was recorded"
     if backwards:
-        said = "no optimizer stepped while it was recorded"
+        said = "no optimizer stepped while it was recorded; one of a class that is none of torch's is not seen"
     if not len(ledger):
         said = "nothing was recorded"
     return _cut_short(ledger) or said
@@ -277,6 +281,9 @@ def _no_verdict(analysis: LedgerAnalysis) -> str:
             return f"part of the training is not in the ledger: {note}"
     if not analysis.optimizers:
         return "no parameter that was recorded belongs to an optimizer that stepped"
+    for optimizer in analysis.optimizers:
+        if optimizer.is_fed_by_hand:
+            return f"{optimizer.name} {_FED}"
     shares = analysis.shares
     unknown = shares.unknown[(shares.term == 0) & ~shares.erased]
     if unknown.size and (unknown > 0).all():

@@ -55,6 +55,8 @@ def parameter_outside_or_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
 
 def _unused(analysis: LedgerAnalysis) -> list[int]:
     """Return the parameters that get gradients again and again, and of which no optimizer has stepped."""
+    if any(optimizer.is_fed_by_hand for optimizer in analysis.optimizers):
+        return []  # these may be what its parameters are copies of
     stepping = {optimizer.optimizer for optimizer in analysis.optimizers}
     steps = analysis.at("step")
     unused = []

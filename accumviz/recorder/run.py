@@ -18,6 +18,13 @@ from typing import Any
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _RUNPY = runpy.run_module.__code__.co_filename
+_CHILDREN = (
+    "processes that this one started were not recorded; start each under accumviz, as in "
+    "`torchrun --nproc-per-node 2 -m accumviz run train.py` or `accelerate launch -m accumviz run train.py`, "
+    "or call `accumviz.record` where they train"
+)
+# A child that only asked git or the compiler something has used less processor time.
+_TRAINING_S = 0.05
 # What `finish` is called with: the recordings, what was not recorded, and how the script ended.
 Finish = Callable[[list[Any], list[str], str], int]
 
@@ -150,6 +157,10 @@ class _Session:
             ended = _ended_by(error)
             if self._detector is not None:
                 self._detector.close(ended)
+            times = os.times()
+            of_children = times.children_user + times.children_system
+            if not self.recordings and of_children > _TRAINING_S:
+                self.notes.append(_CHILDREN)
             return self._finish(self.recordings, self.notes, ended)
         except BaseException as failure:
             said = f"{type(failure).__name__}: {failure}"
