@@ -30,6 +30,7 @@ def no_sync_excludes_forward(analysis: LedgerAnalysis) -> Iterator[Finding]:
     armed = analysis.events.detail("armed", None)
     for optimizer in analysis.optimizers:
         quiet = [b for b in optimizer.backwards.tolist() if no_sync[b] is True]
+        yield from _synced_for_others(analysis, optimizer, quiet)
         synced = [b for b in quiet if armed[b] is True]
         if not synced:
             continue
@@ -51,6 +52,36 @@ def no_sync_excludes_forward(analysis: LedgerAnalysis) -> Iterator[Finding]:
         )
 
 
+def _synced_for_others(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, quiet: list[int]
+) -> Iterator[Finding]:
+    """Find backwards in one network's `no_sync` that synchronise another one, whose gradients are then zeroed."""
+    inside = analysis.events.where("kind", "sync")
+    inside = inside & analysis.events.where("within", "backward")
+    for other in analysis.optimizers:
+        syncs = other.changing(np.flatnonzero(inside))
+        places = other.backwards.searchsorted(syncs)
+        synced = set(other.backwards[places[places > 0] - 1].tolist())
+        in_vain = [b for b in quiet if b in synced and b not in other.first_step_of]
+        if not in_vain or np.intersect1d(optimizer.columns, other.columns).size:
+            continue
+        yield analysis.finding(
+            "no-sync-excludes-forward",
+            "warning",
+            in_vain[0],
+            evidence={
+                "backwards in no_sync": len(quiet),
+                "of which synchronised": len(in_vain),
+            },
+            cause=(
+                "`no_sync` of one network does not hold for another: this backward averages the gradients of "
+                f"{other.name} over the ranks, and they are zeroed. Enter the `no_sync` of both, or freeze the other."
+            ),
+            times=len(in_vain),
+            optimizer=optimizer.optimizer,
+        )
+
+
 def ddp_unsynced_step(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find a step that reads what its rank has shared with no other."""
     for optimizer in analysis.optimizers:
@@ -68,8 +99,8 @@ def ddp_unsynced_step(analysis: LedgerAnalysis) -> Iterator[Finding]:
         why = "the last backward before it ran without synchronisation."
         if _was_meant(analysis, b):
             why = (
-                "the forward is what arms the all-reduce, for the first backward after it, and no forward ran since "
-                "the flag was set."
+                "a forward through DDP arms the all-reduce, for the first backward after it, and none ran before this "
+                "backward with the flag set."
             )
         yield analysis.finding(
             "ddp-unsynced-step",

@@ -351,8 +351,8 @@ def _followed(
     # What was erased may be in what was put there by hand.
     erased = lost & (happened.reason != BY_HAND) & ~overlapped
     reason = happened.reason
-    scale = events.detail("amp_scale", 1.0)[backward] * happened.unscaled
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        scale = events.detail("amp_scale", 1.0)[backward] * happened.unscaled
         still_scaled = np.abs(np.log(scale)) > SAME_IN_HALF
     others = (
         (_SCALED, still_scaled),
