@@ -32,9 +32,14 @@ _SHARES = 92.0
 # A thinner segment of a bar of shares has no gap to the next, and a wider bar is not drawn.
 _THIN = 3.0
 _WIDEST = 64.0
+# How many pixels a step has for its bar at least, and a bar in columns that are narrower.
+_FINEST = 6.0
+_SLIM = 14.0
 # How opaque the bytes of a strip are: those behind, and those in front.
 _BEHIND = 0.5
 _IN_FRONT = 0.95
+# What was not measured.
+_HATCH = "////"
 
 
 class EventColumns(NamedTuple):
@@ -161,12 +166,16 @@ class Area(NamedTuple):
 
 @dataclass(frozen=True)
 class Strip:
-    """Values of each event below a timeline: areas in front of each other, and in words."""
+    """Values of each event below a timeline: areas in front of each other, and in words.
+
+    `missing` are the stretches, from an event to before another one, in which nothing was measured.
+    """
 
     name: str
     areas: list[Area]
     most: str
     texts: tuple[str, ...] = ()
+    missing: tuple[tuple[int, int], ...] = ()
 
     def keys(self) -> list[Key]:
         """Return the entries of a legend for what there is."""
@@ -174,6 +183,8 @@ class Strip:
         for area in self.areas:
             if area.key.text and (area.values > 0).any():
                 keys.append(area.key)
+        if self.missing:
+            keys.append(Key("not measured", MUTED, 0.0, _HATCH))
         return keys
 
     def draw(
@@ -189,6 +200,11 @@ class Strip:
             largest = np.maximum.reduceat(np.nan_to_num(values), starts)
             tops = np.repeat(base - scale * largest, 2).tolist()
             canvas.area(across, base, tops, color=key.color, alpha=key.alpha)
+        tall = _STRIP - 18
+        for start, stop in self.missing:
+            wide = (stop - start) * columns.width
+            look: Any = {"hatch": _HATCH, "edge": LINE, "line": 0.0}
+            canvas.box(columns.x(start), base - tall, wide, tall, **look)
         canvas.level(columns.left, columns.end, base, color=LINE, width=0.8)
         y = base - _STRIP + 10
         for i, text in enumerate(self.texts):
@@ -207,7 +223,7 @@ def strips_of(events: Sequence[Event]) -> list[Strip]:
         areas = _two_areas(before, "saved before the backward", after, "saved after it")
         texts = tuple(_saved(event) for event in events)
         most = style.size(float(np.nanmax(before)))
-        strips.append(Strip("saved tensors", areas, most, texts))
+        strips.append(Strip("saved tensors", areas, most, texts, _missing(events)))
     if np.isfinite(allocated).any():
         areas = _two_areas(
             peak, "new maximum on the way", allocated, "allocated after it"
@@ -215,6 +231,28 @@ def strips_of(events: Sequence[Event]) -> list[Strip]:
         most = style.size(_largest(areas))
         strips.append(Strip("allocated on device", areas, most))
     return strips
+
+
+def _missing(events: Sequence[Event]) -> tuple[tuple[int, int], ...]:
+    """Return the stretches of backwards whose saved tensors were not measured.
+
+    >>> _missing([Event(i, "backward", saved_before=b) for i, b in enumerate((8, math.nan, math.nan, 8))])
+    ((1, 3),)
+    """
+    stretches: list[tuple[int, int]] = []
+    begun = -1
+    for i, event in enumerate(events):
+        if event.kind != "backward":
+            continue
+        if math.isnan(event.saved_before):
+            begun = i if begun < 0 else begun
+            end = i + 1
+        elif begun >= 0:
+            stretches.append((begun, end))
+            begun = -1
+    if begun >= 0:
+        stretches.append((begun, end))
+    return tuple(stretches)
 
 
 def _two_areas(
@@ -274,9 +312,19 @@ class _BarPlace(NamedTuple):
 class ShareStrip:
     """The bars of shares of the steps among some events, drawn to one scale; lengths add, as shares do."""
 
-    def __init__(self, ledger: Ledger, events: Sequence[Event]) -> None:
+    def __init__(self, ledger: Ledger, columns: EventColumns) -> None:
         self.ledger = ledger
-        self.bars, _ = bars(ledger, [event.index for event in events])
+        events = columns.events
+        steps = [i for i, event in enumerate(events) if event.kind == "step"]
+        apart = int(np.diff(steps).min(initial=len(events)))
+        every = math.ceil(_FINEST / (apart * columns.width))
+        shown = steps[::every]
+        self.bars, _ = bars(ledger, [events[i].index for i in shown])
+        room = every * apart * columns.width
+        self.width = max(min(0.4 * room, _SLIM), min(0.8 * columns.width, _WIDEST))
+        self.note = ""
+        if every > 1:
+            self.note = f"The shares of one step in {every} are shown."
         self.colors = style.label_colors(ledger.labels)
         # Whether a sum had no room.
         self.left_out = False
@@ -304,12 +352,13 @@ class ShareStrip:
         apart = int(np.diff(positions).min(initial=2))
         for position, of_step in zip(positions, by_step.values(), strict=True):
             count = len(of_step)
-            width = min(columns.width * 0.8, _WIDEST) / count
+            width = self.width / count
             left = columns.middle(position) - width * count / 2
             # A lone bar's sum may be as wide as the way to the next one's.
             room = width if count > 1 else apart * columns.width
             for n, bar in enumerate(of_step):
-                place = _BarPlace(left + n * width, width - 2, zero, scale)
+                gap = min(2.0, width / 4)
+                place = _BarPlace(left + n * width, width - gap, zero, scale)
                 self._draw_bar(canvas, bar, place, room)
         for one in (1, -1) if low < 0 else (1,):
             y = zero - one * scale

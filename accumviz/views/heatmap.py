@@ -15,7 +15,9 @@ from accumviz.show import counted
 from accumviz.views import style, words
 from accumviz.views.columns import (
     EventColumns,
+    ShareStrip,
     draw_headings,
+    draw_name,
     draw_rule,
     draw_strips,
     heading_height,
@@ -87,16 +89,22 @@ def draw(
     is_ruled = plot.draw_rules()
     strips = [norm_strip(ledger, rows, events), *strips_of(columns.events)]
     below = 4 if is_named else 26
-    y = draw_strips(canvas, columns, strips, bottom + below, each)
+    y = bottom + below
     if not is_named:
         plot.draw_ticks()
+    shares = ShareStrip(ledger, columns)
+    if shares.bars:
+        y = shares.draw(canvas, columns, draw_name(canvas, "shares of the step", "", y))
+    y = draw_strips(canvas, columns, strips, y, each)
     keys = _keys(ledger, cells)
+    if shares.bars:
+        keys += shares.keys()
     if is_ruled:
         keys += rule_keys(columns.events)
     for strip in strips:
         keys += strip.keys()
     notes = _notes(ledger, cells, (len(rows), len(events)), is_ruled=is_ruled)
-    return canvas.finish(draw_legend(canvas, keys, notes, y))
+    return canvas.finish(draw_legend(canvas, keys, [*notes, shares.note], y))
 
 
 def _cells(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from accumviz.ledger.flow import SAME, SAME_IN_HALF
-from accumviz.ledger.ledger import PRESENT, Ledger
+from accumviz.ledger.ledger import CHANGED, CONTRIBUTED, PRESENT, Ledger
 from accumviz.show import encoded
 from accumviz.views import words
 
@@ -20,6 +20,8 @@ _MOST_EVENTS = 96
 # How a part looks: added by this event, live since an earlier one, used by a step, or not from a recorded backward.
 LOOKS = ("new", "live", "used", "unseen")
 _MOST_COLORS = 8
+# What a legend says where a gradient scaler is at work.
+SCALED = "Bars are divided by the gradient scaler's factor, numbers are not."
 
 
 class Part(NamedTuple):
@@ -50,6 +52,7 @@ class Gradient:
             self.grad = ledger.grad[:, parameter].astype(float)
         consumed = ledger.outcomes.consumed[:, parameter]
         self.consumed = np.where(consumed < 0, len(ledger), consumed)
+        self.scales = scales(ledger, parameter)
         half = "16" in ledger.parameters[parameter].dtype
         self.tolerance = SAME_IN_HALF if half else SAME
 
@@ -90,6 +93,39 @@ class Gradient:
             rest = grad - math.fsum(amounts)
         largest = max(map(abs, [grad, *amounts]))
         return rest if abs(rest) > self.tolerance * largest else 0.0
+
+
+def scales(ledger: Ledger, parameter: int) -> list[float]:
+    """Return by what a gradient scaler has multiplied `.grad` after each event: 1 without one, and once it is unscaled.
+
+    >>> from accumviz.ledger.ledger import Parameter
+    >>> scaler = {"amp_scale": 8.0}
+    >>> rows = [
+    ...     dict(kind="backward", contribution={"w": 16}, grad={"w": 16}, details=scaler),
+    ...     dict(kind="unscale", grad={"w": 2}, details=scaler),
+    ... ]
+    >>> scales(Ledger.build([Parameter("w", (1,))], rows), 0)
+    [8.0, 1.0]
+    """
+    factors = ledger.columns.detail("amp_scale", 1.0)
+    if not (factors != 1).any():
+        return [1.0] * len(ledger)
+    state = ledger.state[:, parameter]
+    is_empty = ~(ledger.grad[:, parameter] > 0)
+    found = []
+    scale = 1.0
+    # What is added to a sum that is unscaled already is as large as it looks.
+    is_fresh = True
+    for e, event in enumerate(ledger.events):
+        if is_empty[e]:
+            scale, is_fresh = 1.0, True
+        elif event.kind == "backward" and state[e] & CONTRIBUTED:
+            scale = float(factors[e]) if is_fresh else scale
+            is_fresh = False
+        elif event.kind in ("unscale", "step") and state[e] & CHANGED:
+            scale = 1.0
+        found.append(scale if 0 < scale < math.inf else 1.0)
+    return found
 
 
 def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list[Part]]:
@@ -146,13 +182,20 @@ def _together(stacks: Iterable[list[Part]]) -> list[Part]:
 class Bar:
     """`.grad` after one event: what it comes to, and the parts of its bar, the oldest first, with their lengths.
 
-    `state` is "whole", "none" where there is no `.grad`, and "broken" where a number is not finite.
+    `state` is "whole", "none" where there is no `.grad`, and "broken" where a number is not finite. Lengths are
+    divided by `scale`, the gradient scaler's factor.
     """
 
     state: str
     grad: float
     parts: tuple[Part, ...] = ()
     lengths: tuple[float, ...] = ()
+    scale: float = 1.0
+
+    @property
+    def end(self) -> float:
+        """Where it ends, in the units of its lengths."""
+        return self.grad / self.scale
 
     def pieces(self) -> Iterator[tuple[Part, float, float]]:
         """Yield each part, where it starts and its length: above zero they stand on each other, below they hang."""
@@ -171,7 +214,7 @@ class Bar:
         """How far it reaches below and above zero."""
         ends = [0.0]
         if self.state == "whole":
-            ends.append(self.grad)
+            ends.append(self.end)
         for _, start, length in self.pieces():
             ends.append(start + length)
         return min(ends), max(ends)
@@ -216,14 +259,16 @@ def _lane(ledger: Ledger, p: int, events: Sequence[int]) -> Lane:
         grad = float(gradient.grad[e])
         bar = Bar("none", math.nan)
         if gradient.is_present(e):
-            bar = _bar(gradient.parts(e), grad, signed=gradient.signed)
+            bar = _bar(gradient, e, gradient.parts(e), grad, signed=gradient.signed)
         bars.append(bar)
     low, high = _reach(bars)
     name = ledger.parameters[p].name
     return Lane(p, name, gradient.signed, low, high, tuple(bars))
 
 
-def _bar(parts: list[Part], grad: float, *, signed: bool) -> Bar:
+def _bar(
+    gradient: Gradient, event: int, parts: list[Part], grad: float, *, signed: bool
+) -> Bar:
     lengths = [part.amount for part in parts]
     whole = sum(lengths)
     if not math.isfinite(whole) or not math.isfinite(grad):
@@ -231,7 +276,9 @@ def _bar(parts: list[Part], grad: float, *, signed: bool) -> Bar:
     if whole and not signed:
         # Norms do not add up: parts of a tensor share the height of its `‖.grad‖`.
         lengths = [length * grad / whole for length in lengths]
-    return Bar("whole", grad, tuple(parts), tuple(lengths))
+    scale = gradient.scales[event]
+    scaled = tuple(length / scale for length in lengths)
+    return Bar("whole", grad, tuple(parts), scaled, scale)
 
 
 def _reach(bars: Iterable[Bar]) -> tuple[float, float]:
@@ -292,7 +339,7 @@ class PageBars:
         bars = []
         for e, parts in enumerate(stacks):
             if not grads[e] < 0:
-                bars.append(_bar(parts, float(totals[e]), signed=signed))
+                bars.append(_bar(gradient, e, parts, float(totals[e]), signed=signed))
         self._add_parts(stacks, norms)
         return _reach(bars)
 

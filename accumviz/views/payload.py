@@ -275,9 +275,7 @@ def _keys(
     texts = layout.part_texts(ledger)
     keys = []
     for text, look, color in layout.part_keys(colors, looks, texts, _MUTED):
-        # A canvas has no hatching.
-        swatch = "live" if look == "unseen" else look
-        keys.append([text, swatch, color])
+        keys.append([text, look, color])
     for kind in dict.fromkeys(str(event.kind) for event in events):
         if kind != "backward":
             color, dashes = style.kind(kind)
@@ -297,6 +295,9 @@ def _byte_keys(events: Sequence[Event]) -> list[list[str]]:
     keys = [[text, "bytes", pale]]
     if any(event.saved_after > 0 for event in events):
         keys.append(["after", "bytes", _MUTED])
+    backwards = sum(event.kind == "backward" for event in events)
+    if len(measured) < backwards:
+        keys.append(["not measured", "unseen", _MUTED])
     return keys
 
 
@@ -387,7 +388,8 @@ def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[Columns, list[Row]]:
     """Return the columns of the page, row after row: each parameter's and, of many, each group's norms; -1 for None.
 
     A row is described by its name `n`, short name `s`, shape `d`, reach `r` of its bars and, if it is a group,
-    the range of parameters `in` it; `u` says that what its `.grad` was before the first event is unknown.
+    the range of parameters `in` it; `k` is the gradient scaler's factor event by event; `u` says that what its
+    `.grad` was before the first event is unknown.
     """
     state = ledger.state[chosen]
     added = np.where(state & CONTRIBUTED, ledger.contribution[chosen], -1.0).T
@@ -453,6 +455,9 @@ def _add_bars(
     for p, row in enumerate(rows):
         members = range(*row.get("in", (p, p + 1)))
         row["r"] = bars.add(members, norms[p], grads[p])
+        scales = bars.gradients[members.start].scales
+        if any(scale != 1 for scale in scales):
+            row["k"] = plain(scales)
     rows_by_name = {}
     for parameter, row in zip(ledger.parameters, rows, strict=False):
         rows_by_name[parameter.name] = row

@@ -18,6 +18,7 @@ from accumviz.ledger.ledger import Ledger, Recorded, recorded
 from accumviz.show import Displayed, counted, literal
 from accumviz.views import style, words
 from accumviz.views.graph import Card, LayoutError, cards_of, forms, place
+from accumviz.views.layout import SCALED
 from accumviz.views.payload import Ground, encode, identity, ledger_data
 from accumviz.views.report import report_data
 
@@ -80,6 +81,8 @@ class Player(Displayed):
         if told["lanes"]:
             bars += _PARTS
             ask = _ASK if len(told["p"]) == told["count"] else ""
+        if any("k" in row for row in told["p"]):
+            bars += f" {SCALED}"
         data = {
             **told,
             "about": self.words[0],

@@ -36,6 +36,7 @@ from accumviz.views.figure import (
 )
 from accumviz.views.layout import (
     MOST_LANES,
+    SCALED,
     Bar,
     Lane,
     Part,
@@ -215,7 +216,7 @@ class _Painter:
             self._lane(lane, _Place.of(lane, top, tall))
             y = top + tall
         keys = self._keys()
-        shares = ShareStrip(self.ledger, columns.events)
+        shares = ShareStrip(self.ledger, columns)
         if shares.bars:
             top = draw_name(canvas, "shares of the step", "", y)
             y = shares.draw(canvas, columns, top)
@@ -270,7 +271,7 @@ class _Painter:
     def _bar(self, bar: Bar, place: _Place, i: int) -> None:
         middle = self.columns.middle(i)
         left = middle - self.bar / 2
-        line = place.y(bar.grad)
+        line = place.y(bar.end)
         for part, start, length in bar.pieces():
             top = place.y(max(start, start + length))
             height = abs(length) * place.scale
@@ -398,6 +399,7 @@ class _Painter:
             "in proportion to their own.": not all(lane.signed for lane in split),
             "Bars grow from zero, the oldest part first.": bool(split),
             "Each lane has a scale of its own.": len(scales) > 1,
+            SCALED: any(bar.scale != 1 for lane in self.lanes for bar in lane.bars),
         }
         return [note for note, holds in notes.items() if holds]
 

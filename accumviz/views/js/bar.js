@@ -80,12 +80,12 @@ export function barOf({ ledger }, tall, choose) {
     if (row.x && e >= 0 && total.scrollWidth > total.clientWidth) total.textContent = `‖·‖ ${number(row.g[e])}`;
   }
   /** What stands beside the end of a bar: which parts were lost, or how short it is. */
-  function remark(/** @type {Filling} */ { row, e, width }, /** @type {number} */ grad) {
+  function remark(/** @type {Filling} */ { row, e, width }, /** @type {number} */ reach) {
     const unused = row.lost[e] ?? [];
     const told = unused.length === 1 ? contributionText(ledger, unused[0], row) : counted(unused.length, "part");
     if (unused.length) return `× ${told} unused`;
-    const times = Math.max(...row.r.map(Math.abs)) / Math.abs(grad);
-    return grad && times * SEEN > width ? `1/${number(times, 2)} of the scale` : "";
+    const times = Math.max(...row.r.map(Math.abs)) / Math.abs(reach);
+    return reach && times * SEEN > width ? `1/${number(times, 2)} of the scale` : "";
   }
   /** @param {Filling} filling */
   function fill(filling) {
@@ -93,17 +93,17 @@ export function barOf({ ledger }, tall, choose) {
     const key = [row.p, ...Object.values(filling)].join();
     if (key === was) return; // of many steps through a graph few bring anything to a row
     was = key;
-    const { grad, parts, absent, broken } = drawn(e, row, now);
+    const { end: reach, parts, absent, broken } = drawn(e, row, now);
     const x = (/** @type {number} */ value) => `${100 * clamp(along(row.r, value), 0, 1)}%`;
     shown = row;
     fillNames(filling);
     bar.classList.toggle("av-broken", broken);
     el.className = `av-row${row.in ? " av-group" : ""}${absent ? " av-none" : ""}`;
     zero.style.left = x(0);
-    end.hidden = absent || broken || isTorn(along(row.r, grad));
-    end.style.left = x(grad);
-    bar.dataset.told = remark(filling, grad);
-    bar.style.setProperty("--av-x", x(grad));
+    end.hidden = absent || broken || isTorn(along(row.r, reach));
+    end.style.left = x(reach);
+    bar.dataset.told = remark(filling, reach);
+    bar.style.setProperty("--av-x", x(reach));
     fillPieces(broken || absent ? [] : joined(ledger, parts, filling.width / span(row)), filling);
     put(el, { "aria-selected": chosen, "aria-expanded": row.in ? open : "undefined" });
   }

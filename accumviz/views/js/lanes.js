@@ -49,9 +49,9 @@ export function drawLanes(pen, inks, ledger, place) {
     pen.fill(inks.muted, left, zero, edge - left, 0.8);
     for (let e = 0; e < ledger.length; e++) {
       const start = left + e * column + (column - wide) / 2;
-      const { parts, absent, broken } = drawn(e, row);
+      const { parts, end, absent, broken } = drawn(e, row);
       const odd = absent || broken;
-      const bar = { start, wide, column, zero, scale, ends, grad: row.grad(e), odd, told: told[e], edge };
+      const bar = { start, wide, column, zero, scale, ends, grad: absent ? null : end, odd, told: told[e], edge };
       drawBar(pen, inks, ledger, parts, bar);
     }
   });
@@ -62,7 +62,7 @@ export function drawLanes(pen, inks, ledger, place) {
  * @property {number} start
  * @property {number} wide
  * @property {number} column
- * @property {number | null} grad
+ * @property {number | null} grad  in the units of its lane
  * @property {boolean} odd  whether `.grad` is None, or not finite
  * @property {string | undefined} told  its total, if that is written
  * @property {number} edge  where the drawing ends
@@ -101,7 +101,7 @@ const THIN = 5;
 
 /** Positive parts stand on each other, negative ones hang. */
 function drawParts(
-  /** @type {Pen} */ { context, fill }, /** @type {Inks} */ inks, /** @type {Ledger} */ ledger,
+  /** @type {Pen} */ { context, fill, hatch }, /** @type {Inks} */ inks, /** @type {Ledger} */ ledger,
   /** @type {Part[]} */ parts, /** @type {Bar} */ { start, wide, zero, scale, ends: [top, bottom] },
 ) {
   const ends = [zero, zero];
@@ -111,9 +111,10 @@ function drawParts(
     const from = clamp(ends[side], top, bottom);
     ends[side] -= height * scale;
     const tall = clamp(ends[side], top, bottom) - from;
-    context.globalAlpha = { new: 1, live: inks.pale, used: 0, unseen: inks.pale }[look];
+    context.globalAlpha = { new: 1, live: inks.pale, used: 0, unseen: 0 }[look];
     fill(color, start, from, wide, tall);
     Object.assign(context, { globalAlpha: 1, lineWidth: 1.2, strokeStyle: color });
+    if (look === "unseen") hatch(color, start, Math.min(from, from + tall), wide, Math.abs(tall));
     if (Math.abs(tall) >= THIN) context.strokeRect(start, from, wide, tall);
     else for (const x of [start, start + wide]) fill(color, x - 0.6, from, 1.2, tall);
   }

@@ -32,6 +32,8 @@ export class Row {
     /** By event, the contributions that it erased before any step used them. */
     this.lost = told.lost ?? {};
     this.r = told.r.map(Number);
+    /** By what a gradient scaler has multiplied `.grad`, event by event. */
+    this.scales = told.k;
     this.signed = Boolean(exact) && told.d.every((side) => side === 1);
     this.lanes = data.lanes;
     /** Whether its `.grad` before the first event is known: it was None. */
@@ -52,6 +54,9 @@ export class Row {
       return { born, amount: norm && norm * times, look: LOOKS[Number(look[this.p][from + k])] };
     });
   }
+
+  /** How far the bar of an event reaches, whose `.grad` is so large. @param {number} e @param {number} grad */
+  reach(e, grad) { return grad / (this.scales?.[e] ?? 1); }
 
   /** What was added (null: nothing): signed where the sign is known. @param {number} e @returns {number | null} */
   added(e) {

@@ -17,10 +17,11 @@ export function drawn(e, row, now = e) {
   /** @type {Part[]} */
   const parts = found.map((part) => {
     const look = part.look === "new" && part.born !== now ? "live" : part.look;
-    return { ...part, look, height: part.amount * share };
+    return { ...part, look, height: row.reach(e, part.amount * share) };
   });
   const absent = grad === null;
-  return { grad: grad ?? 0, parts, absent, broken: !absent && !Number.isFinite(grad + whole) };
+  const broken = !absent && !Number.isFinite(grad + whole);
+  return { grad: grad ?? 0, end: row.reach(e, grad ?? 0), parts, absent, broken };
 }
 
 /** Where a value stands on a scale, from 0 to 1; what lies beyond its ends elsewhere. @param {number[]} scale */

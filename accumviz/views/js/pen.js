@@ -27,6 +27,9 @@ export function isBright(color) {
   return (0.299 * red + 0.587 * green + 0.114 * blue) / (color.startsWith("rgb") ? 255 : 1) > 0.5;
 }
 
+/** How far the lines of a hatching are apart. */
+const HATCH = 5;
+
 /** @param {HTMLCanvasElement} canvas @param {number} width @param {number} height @param {Inks} inks */
 export function penOn(canvas, width, height, inks) {
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
@@ -40,6 +43,20 @@ export function penOn(canvas, width, height, inks) {
     context.fillStyle = ink;
     context.fillRect(...box);
   }
+  /** What is not known. @param {string} ink @param {[number, number, number, number]} box */
+  function hatch(ink, ...[left, top, width, height]) {
+    context.save();
+    context.beginPath();
+    context.rect(left, top, width, height);
+    context.clip();
+    context.beginPath();
+    for (let x = HATCH * Math.floor((left - height) / HATCH); x < left + width; x += HATCH) {
+      context.moveTo(x, top + height);
+      context.lineTo(x + height, top);
+    }
+    Object.assign(context, { strokeStyle: ink, lineWidth: 0.8 }).stroke();
+    context.restore();
+  }
   /**
    * @param {string} text @param {number} x @param {number} y
    * @param {{align?: CanvasTextAlign, look?: string, ink?: string, family?: string}} [how]
@@ -49,7 +66,7 @@ export function penOn(canvas, width, height, inks) {
     Object.assign(context, { font, textAlign: align, textBaseline: "middle", fillStyle: ink });
     context.fillText(text, x, y);
   }
-  return { context, fill, write };
+  return { context, fill, hatch, write };
 }
 
 /** @typedef {ReturnType<typeof penOn>} Pen */

@@ -85,6 +85,10 @@ export function drawSaved(
   pen.write("saved", left - 8, bottom + 20, { align: "right", ink: inks.muted });
   pen.fill(inks.line, 0, bottom + 3, width, 0.7);
   pen.fill(inks.muted, left, base, column * ledger.length, 0.8);
+  ledger.kinds.forEach((kind, e) => {
+    const missing = kind === "backward" && ledger.events.b?.[e] === null;
+    if (missing) pen.hatch(inks.muted, left + e * column, base - STRIP, column, STRIP);
+  });
   sides.forEach((bytes, side) => bytes.forEach((count, e) => {
     const tall = (STRIP * count) / most;
     pen.context.globalAlpha = (1 + side) / 2;

@@ -74,7 +74,8 @@ export function timePane(app) {
   /** @param {Geometry} place */
   function explain(place) {
     const { bars, ruled } = place;
-    const keys = data.keys.filter(([, name]) => (name.startsWith("rule") ? ruled : bars || /^(new|bytes)/.test(name)));
+    const always = /^(new|bytes|unseen)/;
+    const keys = data.keys.filter(([, name]) => (name.startsWith("rule") ? ruled : bars || always.test(name)));
     const scales = bars && ledger.ownScales ? OWN_SCALES : "";
     legend.replaceChildren(...keys.map(swatch), `${scales} ${remarks(data, place)}`);
   }

@@ -49,7 +49,7 @@ export interface Events {
 
 /**
  * A parameter, or a group of neighbouring ones: name, short name, shape, reach, what events erased unused, range of
- * parameters, and whether what its `.grad` was before the first event is unknown.
+ * parameters, a gradient scaler's factors, and whether what its `.grad` was before the first event is unknown.
  */
 export interface RowData {
   n: string;
@@ -58,6 +58,7 @@ export interface RowData {
   r: Plain[];
   lost?: Record<number, number[]>;
   in?: [number, number];
+  k?: number[];
   u?: number;
 }
 
