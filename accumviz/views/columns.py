@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -239,19 +241,14 @@ def _missing(events: Sequence[Event]) -> tuple[tuple[int, int], ...]:
     >>> _missing([Event(i, "backward", saved_before=b) for i, b in enumerate((8, math.nan, math.nan, 8))])
     ((1, 3),)
     """
-    stretches: list[tuple[int, int]] = []
-    begun = -1
-    for i, event in enumerate(events):
-        if event.kind != "backward":
-            continue
-        if math.isnan(event.saved_before):
-            begun = i if begun < 0 else begun
-            end = i + 1
-        elif begun >= 0:
-            stretches.append((begun, end))
-            begun = -1
-    if begun >= 0:
-        stretches.append((begun, end))
+    backwards = [i for i, event in enumerate(events) if event.kind == "backward"]
+    lacks = [math.isnan(events[i].saved_before) for i in backwards]
+    stretches = []
+    alike = groupby(zip(lacks, backwards, strict=True), key=itemgetter(0))
+    for is_missing, run in alike:
+        places = [i for _, i in run]
+        if is_missing:
+            stretches.append((places[0], places[-1] + 1))
     return tuple(stretches)
 
 
