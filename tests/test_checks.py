@@ -658,12 +658,13 @@ def test_an_optimizer_that_neither_steps_nor_zeroes_is_found() -> None:
     assert found(_forgotten(3)) == found(_forgotten(5, kept=False)) == []
 
 
-def _counted(*, divisor: int, said: int = 4) -> Play:
+def _counted(*, divisor: int, said: int = 4, first_tokens: int = 0) -> Play:
     play = Play()
     for lengths in ((3, 40, 7, 110), (9, 9, 30, 2), (20, 10, 60, 1)):
         for n in lengths:
-            factors = {"constants": [1 / sum(lengths), 1 / said]} if divisor > 1 else {}
-            play.backward(term(n, 1 / sum(lengths) / divisor, "sum") | factors)
+            count = sum(lengths) + first_tokens
+            factors = {"constants": [1 / count, 1 / said]} if divisor > 1 else {}
+            play.backward(term(n, 1 / count / divisor, "sum") | factors)
         play.step()
         play.zero()
     return play
@@ -673,7 +674,9 @@ def test_sums_that_are_divided_by_all_elements_and_by_the_micro_batches_are_divi
     (finding,) = av.check(_counted(divisor=4).ledger).findings
     assert (finding.rule, finding.severity, finding.times) == ("double-division", "warning", 3)
     assert "by 4 as well" in finding.cause and finding.evidence["sum of shares"] == pytest.approx(0.25)
+    assert found(_counted(divisor=4, first_tokens=4)) == ["double-division"]
     assert found(_counted(divisor=1)) == found(_counted(divisor=3, said=3)) == []
+    assert found(_counted(divisor=1, first_tokens=4)) == []
 
 
 def test_unequal_means_name_the_loss_where_a_backward_has_several_and_offer_no_cure_of_all() -> None:
