@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
 from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory, between
 from accumviz.checks.report import Finding
-from accumviz.checks.suggestions import zeroing
+from accumviz.checks.suggestions import calling_line, knows, zeroing
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, PRESENT
 from accumviz.ledger.flow import number
 
 # What is zeroed or missed less often may belong to a phase that was not recorded.
 _AGAIN = 3
+# Losses of opponents cancel in a generator, up to how they weigh each sample.
+_OPPOSED = -0.9
 _RULE = "parameter-outside-or-twice"
 
 
@@ -176,17 +179,23 @@ def _drift(analysis: LedgerAnalysis) -> str:
 def gan_gradient_leak(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find a loss of one network that another network's step consumes as well."""
     for optimizer in analysis.optimizers:
-        leaks = [
-            leak
-            for other in analysis.optimizers
-            if _are_apart(optimizer, other)
-            for leak in _leaks(analysis, optimizer, other)
-        ]
+        leaks: list[tuple[int, int, int]] = []
+        if np.unique(analysis.sites[optimizer.backwards]).size < 2:
+            continue
+        for other in analysis.optimizers:
+            if _are_apart(analysis, optimizer, other):
+                leaks += _leaks(analysis, optimizer, other)
+                leaks += _read_together(analysis, optimizer, other)
         if not leaks:
             continue
         b, early, late = min(leaks)
         label = analysis.ledger[b].label
         leaked = {leak[0] for leak in leaks}
+        window = optimizer.windows[late]
+        own = [backward for backward in window if backward not in leaked]
+        at = analysis.ledger[b]
+        if own and analysis.ledger[own[0]].line == at.line:
+            at = calling_line(at, analysis.ledger[own[0]])
         yield analysis.finding(
             "gan-gradient-leak",
             "error",
@@ -202,15 +211,26 @@ def gan_gradient_leak(analysis: LedgerAnalysis) -> Iterator[Finding]:
                 f"{label or 'The loss'} also reached the parameters of {optimizer.name}, and its contribution "
                 "was still there when that one stepped for a loss of its own."
             ),
-            suggestion=_zeroed_first(analysis, optimizer, late, leaked),
+            suggestion=_zeroed_first(analysis, early, late, own, window),
             times=len(leaked),
             optimizer=optimizer.optimizer,
+            at=at,
         )
 
 
-def _are_apart(one: OptimizerHistory, other: OptimizerHistory) -> bool:
-    """Return whether two optimizers of one rank have no parameter in common."""
-    return one.rank == other.rank and not set(one.columns) & set(other.columns)
+def _are_apart(
+    analysis: LedgerAnalysis, one: OptimizerHistory, other: OptimizerHistory
+) -> bool:
+    """Return whether two optimizers of one rank have networks of their own: no parameter or layer in common."""
+    apart = not set(one.columns) & set(other.columns)
+    layers = _layers(analysis, one) & _layers(analysis, other)
+    return one.rank == other.rank and apart and not layers
+
+
+def _layers(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> set[str]:
+    """Return the names of the layers that an optimizer has parameters of."""
+    names = [analysis.ledger.parameters[p].name for p in optimizer.columns.tolist()]
+    return {name.rpartition(".")[0] for name in names if "." in name}
 
 
 def _leaks(
@@ -231,23 +251,75 @@ def _leaks(
             yield b, early, late
 
 
+def _read_together(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, other: OptimizerHistory
+) -> Iterator[tuple[int, int, int]]:
+    """Return what both optimizers read of one loss where it trains one of them only, and both steps.
+
+    Either the loop erases this one's loss for the other one, and not the other's for this one; or the two losses cancel
+    in this one's network in every step, and not in the other's.
+    """
+    opposed = _always_opposed(analysis, optimizer)
+    if _always_opposed(analysis, other):
+        opposed = set()
+    for step, window in optimizer.full_windows.items():
+        both = [b for b in window if b in other.first_step_of]
+        kept = _kept_from(analysis, other, window)
+        sites = set(analysis.sites[kept].tolist())
+        for b in both:
+            one_way = kept and kept[0] < b and analysis.sites[b] not in sites
+            if one_way or b in opposed:
+                yield b, other.first_step_of[b], step
+
+
+def _kept_from(
+    analysis: LedgerAnalysis, other: OptimizerHistory, window: list[int]
+) -> list[int]:
+    """Return those backwards that reached the other optimizer's parameters, and were erased there unused."""
+    reached = analysis.contributed[:, other.columns]
+    used = analysis.used[:, other.columns]
+    return [b for b in window if reached[b].any() and not used[b].any()]
+
+
+def _always_opposed(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> set[int]:
+    """Return the backwards that all but undid what was in `.grad`, where every step has one."""
+    opposed: set[int] = set()
+    for window in optimizer.full_windows.values():
+        against = [b for b in window[1:] if _cosine(analysis, optimizer, b) < _OPPOSED]
+        if not against:
+            return set()
+        opposed.update(against)
+    return opposed if len(optimizer.full_windows) >= _AGAIN else set()
+
+
+def _cosine(analysis: LedgerAnalysis, optimizer: OptimizerHistory, b: int) -> float:
+    """Return the cosine of the angle between what a backward brought and what was there, from three norms."""
+    ledger = analysis.ledger
+    rows = ledger.contribution[b], ledger.grad[b - 1], ledger.grad[b]
+    norms = np.nan_to_num([row[optimizer.columns] for row in rows]).astype(float)
+    came, before, after = np.square(norms).sum(axis=1).tolist()
+    product = 2 * math.sqrt(came * before)
+    return (after - before - came) / product if product else 0.0
+
+
 def _zeroed_first(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, step: int, leaked: set[int]
+    analysis: LedgerAnalysis, early: int, step: int, own: list[int], window: list[int]
 ) -> str:
-    """Suggest to zero above the first backward of a window, where its line has one backward in it."""
-    window = [b for b in optimizer.windows[step] if b not in leaked]
-    lines = analysis.events.column("line")[window].tolist()
-    if not lines or lines.count(lines[0]) > 1:
+    """Suggest to zero above the first backward of a window, where its line has one, or below the other's step."""
+    if not own or own[0] < early:
         return ""
-    return analysis.code.added_above(
-        analysis.ledger[window[0]], zeroing(analysis.ledger[step])
-    )
+    first, late = analysis.ledger[own[0]], analysis.ledger[step]
+    lines = analysis.events.column("line")[window].tolist()
+    if lines.count(first.line) == 1 and knows(first, late):
+        return analysis.code.added_above(first, zeroing(late))
+    other = analysis.ledger[early]
+    return analysis.code.added_below(other, zeroing(late)) if knows(other, late) else ""
 
 
 def _shared_loss(analysis: LedgerAnalysis) -> str:
-    """Name a loss that two optimizers learn from, of which one has losses of its own: opponents, or parts of one model.
+    """Name losses that two optimizers learn from, of several that one has: opponents, or parts of one model.
 
-    The losses do not say whether they pull apart. Empty where there is none.
+    Empty where there is none.
     """
     losses = {
         optimizer: set(analysis.sites[optimizer.read].tolist())
@@ -255,10 +327,13 @@ def _shared_loss(analysis: LedgerAnalysis) -> str:
     }
     for one, its in losses.items():
         for other, theirs in losses.items():
-            # All that the other one learns from, and more.
-            if not theirs or not theirs < its or not _are_apart(one, other):
+            # All that the other one learns from, of several.
+            several = theirs and len(its) > 1 and theirs <= its
+            if one is other or not several or not _are_apart(analysis, one, other):
                 continue
             both = [b for b in one.read.tolist() if analysis.sites[b] in theirs]
-            label = analysis.ledger[both[0]].label or "a loss"
-            return f"{label} is meant to train what {one.name} has, as well as what {other.name} has"
+            labels = dict.fromkeys(analysis.ledger[b].label or "a loss" for b in both)
+            meant = "is" if len(labels) == 1 else "are each"
+            learned = f"{' and '.join(labels)} {meant} meant to train"
+            return f"{learned} what {one.name} has, as well as what {other.name} has"
     return ""

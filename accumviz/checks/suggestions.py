@@ -81,6 +81,10 @@ class Code:
         """Add a line above this one."""
         return f"+ {literal(line)}\n  {literal(event.source)}" if _place(event) else ""
 
+    def added_below(self, event: Event, line: str) -> str:
+        """Add a line below this one."""
+        return f"  {literal(event.source)}\n+ {literal(line)}" if _place(event) else ""
+
     def moved_above(self, event: Event, other: Event) -> str:
         """Move this line above the other one."""
         block = self._block(event, other)
@@ -239,3 +243,10 @@ def zeroing(step: Event) -> str:
     stepping, given = call[1], call[2]
     by_scaler = given and "scaler" in stepping.lower()
     return f"{given if by_scaler else stepping}.zero_grad()"
+
+
+def knows(event: Event, step: Event) -> bool:
+    """Return whether a line has the names of a step's line: it is in the same call, or in one that the step makes."""
+    around = event.frames[1:]
+    same_call = around in (step.frames[1:], step.frames[:3])
+    return same_call or ("self." in event.source and "self." in step.source)

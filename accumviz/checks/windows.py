@@ -10,7 +10,7 @@ import numpy as np
 
 from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory, is_close
 from accumviz.checks.report import Finding
-from accumviz.checks.suggestions import calling_line, zeroing
+from accumviz.checks.suggestions import calling_line, knows, zeroing
 from accumviz.ledger.events import Event
 from accumviz.ledger.flow import SAME
 
@@ -320,7 +320,7 @@ def _unzeroed_closure(
     step, backward = analysis.ledger[first], analysis.ledger[backwards[-1]]
     moved = analysis.events.detail("moved", default=False)
     # Several backwards of one evaluation are to be added up.
-    one_each = bool(moved[backwards[1:]].all())
+    one_each = bool(moved[backwards[1:]].all()) and knows(backward, step)
     return analysis.finding(
         "missing-zero-grad",
         "error",
