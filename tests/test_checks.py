@@ -939,6 +939,12 @@ def test_a_report_is_text_json_and_a_page(tmp_path: Path, monkeypatch: pytest.Mo
     assert "\x1b" not in str(report)
 
 
+def test_healthy_windows_say_once_what_is_not_seen() -> None:
+    for events, said in ((RIGHT, True), ("1sz" * 3, False), ("4444s" * 3, False)):
+        report = av.check(played(events).ledger)
+        assert repr(report).count("Not seen: an EMA, a teacher") == report.to_html().count("Not seen: an EMA") == said
+
+
 def test_a_report_carries_no_text_that_a_page_would_run() -> None:
     play = windows(4, 4, factor=1.0).renamed(loss="<script>x</script>\x1b[2J")
     report = av.check(play.ledger)

@@ -34,6 +34,8 @@ _COLORS = {
     "+": "32",
 }
 
+_NOT_SEEN = "Not seen: an EMA, a teacher or other state that steps by itself."
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -98,6 +100,13 @@ class Report(Displayed):
         """Whether nothing is wrong in what could be judged; `unjudged` says what could not."""
         return self.verdict == "healthy"
 
+    @property
+    def not_seen(self) -> str:
+        """What healthy says nothing of, where a step has several micro-batches; empty elsewhere."""
+        backwards = self.counts.get("backwards", 0)
+        several = backwards > self.counts.get("steps", 0)
+        return _NOT_SEEN if self.healthy and several else ""
+
     def __str__(self) -> str:
         return self.text(**terminal(sys.stdout))
 
@@ -117,6 +126,7 @@ class Report(Displayed):
                 self.verdict, paint(self.verdict, self.verdict), 1
             )
         page.add(self.reason)
+        page.add(self.not_seen)
         if sum(finding.severity != "note" for finding in self.findings) > 1:
             page.add("Begin with the first finding: others may follow from it.")
         for finding in self.findings:

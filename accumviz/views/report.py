@@ -66,6 +66,8 @@ def report_html(report: Report) -> str:
     if report.reason and report.verdict == "findings":
         parts.append(f"<p>{marked(report.reason)}</p>")
     parts += [_finding(finding) for finding in report.findings]
+    if report.not_seen:
+        parts.append(f"<p class='av-said'>{report.not_seen}</p>")
     if report.unjudged:
         rows = "".join(
             f"<li><code>{escape(rule)}</code>: {escape(why)}</li>"
