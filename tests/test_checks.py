@@ -400,7 +400,7 @@ def test_an_optimizer_whose_parameters_were_replaced_after_it_was_made_trains_no
     assert av.check(_replaced(0).ledger).healthy
 
 
-def test_that_two_optimizers_apply_one_parameter_is_a_condition() -> None:
+def test_two_optimizers_that_apply_one_gradient_to_a_parameter_are_found() -> None:
     rows: list[dict[str, Any]] = []
     for _ in range(2):
         rows += [
@@ -410,8 +410,10 @@ def test_that_two_optimizers_apply_one_parameter_is_a_condition() -> None:
             {"kind": "zero_grad"},
         ]
     twice = Ledger.build([Parameter("w", (1,), optimizers=(0, 1))], rows)
-    assert "are both meant to apply the gradients of w" in av.check(twice).condition
-    assert av.check(Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)).condition == ""
+    (finding,) = av.check(twice).findings
+    assert (finding.rule, finding.severity, finding.step) == ("gradient-applied-twice", "warning", 2)
+    assert finding.evidence["parameters"] == ["w"]
+    assert found(Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)) == []
 
 
 def _beside(factor: float) -> Play:

@@ -194,6 +194,14 @@ class OptimizerHistory:
         return dict(zip(backwards, steps, strict=True))
 
     @cached_property
+    def first_use(self) -> np.ndarray:
+        """For each event, the first step that consumed its contribution; how many events there are where none did."""
+        many = len(self.analysis.events)
+        first = np.full(many, many)
+        first[self.read[::-1]] = self.read_step[::-1]
+        return first
+
+    @cached_property
     def usual(self) -> int:
         """How many new backwards a window usually has."""
         lengths = Counter(self.first_step_of.values())

@@ -44,6 +44,11 @@ _UNEXPLAINED = ("uneven-shares", "sums-differ")
 # Root causes stand before what follows from them.
 RULES = (
     Rule(
+        "gradient-applied-twice",
+        windows.gradient_applied_twice,
+        ("missing-zero-grad", "gan-gradient-leak"),
+    ),
+    Rule(
         "missing-zero-grad",
         windows.missing_zero_grad,
         (

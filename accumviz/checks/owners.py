@@ -84,20 +84,6 @@ def _thrown_away(analysis: LedgerAnalysis) -> str:
     return f"no optimizer is meant to apply the gradients of {_together(names)}"
 
 
-def _applied_twice(analysis: LedgerAnalysis) -> str:
-    """Name parameters whose contributions several optimizers apply; empty where there are none."""
-    for one in analysis.optimizers:
-        for other in analysis.optimizers:
-            shared = np.intersect1d(one.columns, other.columns)
-            both = one.first_step_of.keys() & other.first_step_of.keys()
-            rows = np.array(sorted(both), int)
-            reached = analysis.contributed[np.ix_(rows, shared)]
-            if one.optimizer < other.optimizer and reached.any():
-                names = _together(_names(analysis, shared))
-                return f"{one.name} and {other.name} are both meant to apply the gradients of {names}"
-    return ""
-
-
 def _unreached(analysis: LedgerAnalysis) -> str:
     """Name parameters that no backward reaches, beside others of the same optimizer; empty where there are none."""
     parameters = analysis.ledger.parameters
@@ -133,7 +119,6 @@ def _together(names: list[str]) -> str:
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what has to be meant for a healthy loop to be so."""
     yield _thrown_away(analysis)
-    yield _applied_twice(analysis)
     yield _unreached(analysis)
     yield _shared_loss(analysis)
     yield _drift(analysis)

@@ -77,6 +77,10 @@ class Code:
     def __init__(self, sources: Mapping[str, str]) -> None:
         self._rows = {file: text.splitlines() for file, text in sources.items()}
 
+    def removed(self, event: Event) -> str:
+        """Take this line out."""
+        return f"- {literal(event.source)}" if _place(event) else ""
+
     def added_above(self, event: Event, line: str) -> str:
         """Add a line above this one."""
         return f"+ {literal(line)}\n  {literal(event.source)}" if _place(event) else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -283,6 +284,81 @@ def _left_at_the_end(
 
 
 # --- consumed twice ---------------------------------------------------------------------------
+
+
+def gradient_applied_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find steps on what another optimizer has applied to the same parameters, or this one, with nothing new."""
+    used_twice = analysis.ledger.outcomes.steps > 1
+    moved_twice = [
+        each for each in analysis.optimizers if used_twice[:, each.columns].any()
+    ]
+    for optimizer, other in product(moved_twice, repeat=2):
+        shared = np.intersect1d(optimizer.columns, other.columns)
+        twice = np.flatnonzero(used_twice[:, shared].any(axis=1))
+        if twice.size:
+            backwards, steps = _applied_again(analysis, optimizer, other, twice)
+            if steps.size:
+                yield _second_step(analysis, optimizer, other, backwards, steps)
+
+
+def _applied_again(
+    analysis: LedgerAnalysis,
+    optimizer: OptimizerHistory,
+    other: OptimizerHistory,
+    twice: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return which of some backwards an optimizer's steps applied after another one's, or its own, and these steps."""
+    # A wrapper's step runs the step of the optimizer in it.
+    inner = np.flatnonzero(analysis.closures)
+    before = other.first_use[optimizer.read]
+    again = (before < optimizer.read_step) & ~np.isin(before, inner)
+    again &= np.isin(optimizer.read, twice)
+    if optimizer is other:
+        every = [each.first_use for each in analysis.optimizers]
+        first = np.min(every, axis=0)[optimizer.read]
+        new = first[first == optimizer.read_step]
+        again &= ~np.isin(optimizer.read_step, new)
+    return optimizer.read[again], optimizer.read_step[again]
+
+
+def _second_step(
+    analysis: LedgerAnalysis,
+    optimizer: OptimizerHistory,
+    other: OptimizerHistory,
+    backwards: np.ndarray,
+    steps: np.ndarray,
+) -> Finding:
+    backward, step = int(backwards[0]), int(steps[0])
+    before = int(other.first_use[backward])
+    shared = np.intersect1d(optimizer.columns, other.columns)
+    twice = shared[analysis.contributed[backward, shared]].tolist()
+    suggestion = ""
+    cause = (
+        f"{other.name} has applied the gradient of backward {backward} already, and no backward of its own came since: "
+        "this step moves the weights once more. Step once."
+    )
+    if optimizer is not other:
+        cause = (
+            f"{other.name} and {optimizer.name} have parameters in common, and both apply the gradient of backward "
+            f"{backward} to them: they are moved twice. Give each parameter to one optimizer, or zero in between."
+        )
+    elif analysis.sites[before] != analysis.sites[step]:
+        suggestion = analysis.code.removed(analysis.ledger[step])
+    return analysis.finding(
+        "gradient-applied-twice",
+        "error" if optimizer is other else "warning",
+        step,
+        step=step,
+        evidence={
+            "backward": backward,
+            "applied by the steps at events": [before, step],
+            "parameters": [analysis.ledger.parameters[p].name for p in twice[:4]],
+        },
+        cause=cause,
+        suggestion=suggestion,
+        times=np.unique(steps).size,
+        optimizer=optimizer.optimizer,
+    )
 
 
 def missing_zero_grad(analysis: LedgerAnalysis) -> Iterator[Finding]:

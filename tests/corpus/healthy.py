@@ -452,6 +452,36 @@ def _sharpness_aware_minimization() -> Iterator[tuple[Any, ...]]:
         optimizer.zero_grad()
 
 
+class _Wrapper(torch.optim.Optimizer):
+    """An optimizer around another one, whose groups it shares, as those are that look ahead."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+@healthy
+def _an_optimizer_around_another_one() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    optimizer = _Wrapper(torch.optim.AdamW(model.parameters()))
+    yield model, optimizer, optimizer.inner
+    train(model, optimizer)
+
+
+@healthy
+def _two_optimizers_that_share_layers_in_turns() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    one, other = torch.optim.Adam(model.parameters()), torch.optim.Adam(model[:2].parameters())
+    yield model, one, other
+    for _ in range(2):
+        train(model, one)
+        train(model, other)
+        model.zero_grad()
+
+
 @healthy
 def _tasks_one_after_the_other_in_one_window() -> Iterator[tuple[Any, ...]]:
     body, heads = nn.Linear(8, 8), nn.ModuleList([nn.Linear(8, 5), nn.Linear(8, 5)])
