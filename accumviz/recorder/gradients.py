@@ -29,7 +29,7 @@ from accumviz.recorder.distributed import local
 from accumviz.recorder.targets import Named
 from accumviz.recorder.transfer import (
     device_norms,
-    host_norm,
+    host_norms,
     keep_for_stream,
     readable,
     unseen,
@@ -316,19 +316,19 @@ class Gradients:
         grad = self.tensors[i].grad
         if grad is None or not readable(grad):
             return []
-        for a, b in zip(before, self._numbers(i, grad), strict=False):
+        numbers = _elements if self._is_whole(i, grad) else host_norms
+        for a, b in zip(before, numbers([grad]), strict=False):
             if a != b and not math.isnan(b):
                 # A change through `.data` is one of all.
                 self._last = None
                 return [i for i in range(len(self)) if self.present[i]]
         return []
 
-    def _numbers(self, i: int, tensor: torch.Tensor) -> list[float]:
-        """Return the elements of a small leaf's tensor in host memory, of another's the norm."""
-        whole = i in self.small and tensor.numel() == self.sizes[i]
-        if whole and tensor.layout is _STRIDED:
-            return tensor.flatten().tolist()
-        return [host_norm(tensor)]
+    def _is_whole(self, i: int, tensor: torch.Tensor) -> bool:
+        """Return whether the elements of this tensor of a leaf are kept one by one."""
+        if i not in self.small or tensor.layout is not _STRIDED:
+            return False
+        return tensor.numel() == self.sizes[i]
 
     def read_grads(self, row: Row, indices: Iterable[int]) -> None:
         """Give a row the `.grad` of these leaves: elements of small tensors, norms of large ones."""
@@ -345,32 +345,30 @@ class Gradients:
     ) -> Sample | None:
         """Give a row what is in these tensors of leaves.
 
-        Returns the numbers of the last one in host memory, by which a change of `.grad` is seen that no version tells.
+        Returns the numbers of one in host memory, by which a change of `.grad` is seen that no version tells.
         """
         if not readable(*tensors):
             leaves, tensors = self._readable_ones(row, what, leaves, tensors)
-        places, values = list[int](), list[float]()
-        sample: Sample | None = None
-        on_device: dict[Any, tuple[list[int], list[torch.Tensor]]] = {}
+        kinds: dict[Any, tuple[list[int], list[torch.Tensor]]] = {}
         for i, tensor in zip(leaves, tensors, strict=True):
-            whole = i in self.small and tensor.numel() == self.sizes[i]
-            whole = whole and tensor.layout is _STRIDED
-            place = ~i if whole else i
-            if tensor.is_cpu:
-                numbers = tensor.flatten().tolist() if whole else [host_norm(tensor)]
-                sample = i, numbers
-                places.append(place)
-                values += numbers
-            else:
-                kind = whole, tensor.device, tensor.dtype
-                alike = on_device.setdefault(kind, ([], []))
-                alike[0].append(place)
-                alike[1].append(tensor)
-        if places:
+            whole = self._is_whole(i, tensor)
+            kind = whole, tensor.dtype, tensor.device
+            places, members = kinds.setdefault(kind, ([], []))
+            places.append(~i if whole else i)
+            members.append(tensor)
+        sample: Sample | None = None
+        for (whole, *_), (places, members) in kinds.items():
+            first = members[0]
+            if not first.is_cpu:
+                parts = members if whole else device_norms(members)
+                row.take_leaves(what, places, parts)
+                continue
+            values = _elements(members) if whole else host_norms(members)
             row.give(what, places, values)
-        for (whole, *_), (places, members) in on_device.items():
-            parts = members if whole else device_norms(members)
-            row.take_leaves(what, places, parts)
+            if sample is None:
+                place = places[0]
+                end = first.numel() if whole else 1
+                sample = max(place, ~place), values[:end]
         return sample
 
     def _readable_ones(
@@ -396,10 +394,13 @@ class Gradients:
 
     def weigh(self, row: Row) -> None:
         """Give a row the weights of the small leaves, those of FSDP as shards only."""
+        leaves, weights = list[int](), list[torch.Tensor]()
         for i in self.small:
             tensor = local(self.tensors[i])
-            if readable(tensor) and tensor.numel() == self.sizes[i]:
-                row.take_leaves("weight", [~i], [tensor.detach()])
+            if readable(tensor) and self._is_whole(i, tensor):
+                leaves.append(i)
+                weights.append(tensor)
+        self.read(row, "weight", leaves, weights)
 
     # --- whose they are ------------------------------------------------------------------------
 
@@ -558,24 +559,27 @@ def _note(
         return
     running.reached.append(i)
     kept = i in gradients.taken or i in gradients.rewritable
-    if running.had[i] or kept:
-        running.state[i] = HELD
-        stream = _stream(grad) if grad.is_cuda else 0
-        # The reference keeps it another tensor than `.grad`.
-        running.held[i] = grad, grad._version, stream
-        running.waiting += size
-        if running.waiting > gradients.bulk or i in gradients.taken:
-            unseen(gradients.read_held, running, stream)
-    else:
+    if not running.had[i] and not kept:
         running.state[i] = ARRIVED
-        running.arrived[i] = _mark(grad)
+        is_plain = type(grad) is _TENSOR and grad.layout is _STRIDED
+        mark = (grad.data_ptr(), grad._version) if is_plain else None
+        running.arrived[i] = mark
+        return
+    running.state[i] = HELD
+    stream = _stream(grad) if grad.is_cuda else 0
+    # The reference keeps it another tensor than `.grad`.
+    running.held[i] = grad, grad._version, stream
+    running.waiting += size
+    if running.waiting > gradients.bulk or i in gradients.taken:
+        unseen(gradients.read_held, running, stream)
 
 
-def _mark(grad: torch.Tensor) -> tuple[int, int] | None:
-    """Return by what a tensor is known again: its place and version."""
-    if type(grad) is not _TENSOR or grad.layout is not _STRIDED:
-        return None
-    return grad.data_ptr(), grad._version
+def _elements(tensors: list[torch.Tensor]) -> list[float]:
+    """Return the elements of tensors in host memory."""
+    elements = list[float]()
+    for tensor in tensors:
+        elements += tensor.flatten().tolist()
+    return elements
 
 
 def _stream(grad: torch.Tensor) -> int:
