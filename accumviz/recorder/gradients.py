@@ -182,17 +182,18 @@ class Gradients:
         rest: dict[int, tuple[torch.Tensor, int, int]] = {}
         for i, held in running.held.items():
             grad, version, made_on = held
-            if stream not in (None, made_on):
+            if stream is not None and stream != made_on:
                 rest[i] = held
+                continue
             # An operation of the user's may have written into it again.
-            elif grad._version == version and running.state[i] == HELD:
-                running.state[i] = READ
-                leaves.append(i)
-                grads.append(grad)
-                if grad.is_cuda:
-                    keep_for_stream(grad)
-            else:
+            if grad._version != version or running.state[i] != HELD:
                 running.state[i] = UNKNOWN
+                continue
+            running.state[i] = READ
+            leaves.append(i)
+            grads.append(grad)
+            if stream is None and grad.is_cuda and made_on != _stream(grad):
+                keep_for_stream(grad)
         running.held, running.waiting = rest, 0
         self.read(running, "contribution", leaves, grads)
 
