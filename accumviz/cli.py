@@ -180,8 +180,8 @@ def _fail(why: object) -> NoReturn:
 
 
 def _warn(line: object) -> None:
-    # In one write: other ranks write to the same terminal.
-    sys.stderr.write(f"accumviz: {line}\n")
+    # In one write: other ranks write to the same terminal. A stranger's file may have been read.
+    sys.stderr.write(f"accumviz: {literal(str(line))}\n")
 
 
 def _print(text: object) -> None:

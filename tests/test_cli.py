@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import json
 import os
@@ -371,6 +372,60 @@ def test_files_that_cannot_be_judged_are_told_from_those_that_are_well(
             assert err.startswith("accumviz: ")
             assert "Traceback" not in err
     assert said(capsys, "check", whole, cut)[0] == 2  # neither is a rank's
+
+
+FORGED = "x\x1b]0;t\x07\x9b2J\u202e\r\n+++ evil.py\n+ rm"
+STRANGERS = {
+    "names": {"name": FORGED},
+    "formulas": {"name": "=cmd|' /C calc'!A0", "file": "@SUM(1)", "source": "\t=1"},
+    "a path outside the folder": {"file": "/etc/passwd"},
+    "a path that leads out": {"file": "../../etc/passwd"},
+    "code": {"source": f"loss.backward() # {FORGED}", "file": FORGED},
+    "how it ended": {"ended": f"ValueError: {FORGED}"},
+}
+COMMANDS = (
+    "check --fail-on error",
+    "check --json",
+    "check --format github",
+    "check --format sarif",
+    "export --to csv",
+    "export --to json",
+    "view --no-open",
+)
+_opened: list[str] = []
+
+
+@functools.cache
+def _watch_opened_files() -> None:
+    sys.addaudithook(lambda event, args: _opened.append(str(args[0])) if event == "open" else None)
+
+
+@pytest.mark.parametrize("how", STRANGERS)
+def test_of_a_strangers_file_nothing_raw_is_written_and_nothing_it_names_is_opened(
+    how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said_by_file = {"name": "w", "ended": "exit"} | STRANGERS[how]
+    name, ended_by = said_by_file.pop("name"), said_by_file.pop("ended")
+    term = {"op": name, "reduction": "mean", "elements": 4, "factor": 1.0, "unknown": ""}
+    details = {"optimizer": name, "optimizer_index": 0, "lr": [0.1]}
+    about = {"label": name, "line": 1, "source": "loss.backward()", **said_by_file}
+    added = {"kind": "backward", **about, "details": {"terms": [term]}, "contribution": {name: 1.0}}
+    stepped = {"kind": "step", **about, "details": details, "grad": {name: 2.0}}
+    rows = [row | {"grad": {name: 1.0}} for row in (added, added, stepped, {"kind": "zero_grad"})] * 3
+    meta = {"optimizers": [name], "ended": ended_by, "notes": [name]}
+    file = tmp_path / "x.ledger"
+    av.Ledger.build([Parameter(name, (1,), optimizers=(0,))], rows, meta=meta).save(file)
+    _watch_opened_files()
+    for command in COMMANDS:
+        _opened.clear()
+        _, out, err = said(capsys, *command.split(), file)
+        assert not any(path.endswith(("passwd", "evil.py\n+ rm")) for path in _opened), command
+        lines = [*out.splitlines(), *err.splitlines()]
+        assert lines and all(map(str.isprintable, lines)), command
+        assert not any(line.lstrip().startswith(("+++ evil", "+ rm")) for line in lines), command
+        if command.endswith("csv"):
+            cells = [cell for row in csv.reader(out.splitlines()) for cell in row]
+            assert not any(cell.startswith(("=", "+", "@", "\t")) for cell in cells)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")

@@ -19,7 +19,7 @@ def github(report: Report) -> str:
     """
     commands = [_command(finding) for finding in report.findings]
     if report.reason:
-        text = _escaped(f"No verdict: {report.reason}")
+        text = _escaped(f"No verdict: {literal(report.reason)}")
         commands.append(f"::warning title=accumviz::{text}")
     return "\n".join(commands)
 

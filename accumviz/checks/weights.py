@@ -520,10 +520,10 @@ def _differ(sums: list[_StepSum]) -> bool:
     """Return whether sums differ, and neither by a clip by hand nor because more equal elements are added up."""
     each = [weight for window in sums for weight in window.each]
     totals = [window.total for window in sums]
-    if not all(window.share.mean for window in sums):
-        # A count of tokens holds more or less of them that are no targets.
-        if _all_close(each) or _MOSTLY * max(totals) < min(totals):
-            return False
+    # A count of tokens holds more or less of them that are no targets.
+    alike = _all_close(each) or _MOSTLY * max(totals) < min(totals)
+    if alike and not all(window.share.mean for window in sums):
+        return False
     unclipped = [window.unclipped for window in sums]
     return not (_all_close(totals) or _all_close(unclipped))
 
