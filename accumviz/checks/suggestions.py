@@ -206,6 +206,9 @@ def divided(event: Event, by: str) -> str:
     >>> print(divided(Event(0, "backward", "a + b", "a.py", 3, "(a + b).backward()"), "4"))
     - (a + b).backward()
     + ((a + b) / 4).backward()
+    >>> print(divided(Event(0, "backward", "(a - b).mean()", "a.py", 3, "(a - b).mean().backward()"), "4"))
+    - (a - b).mean().backward()
+    + (((a - b).mean()) / 4).backward()
     """
     label = event.label
     # What is divided already was to be divided by something else.
@@ -214,14 +217,12 @@ def divided(event: Event, by: str) -> str:
     before, after = event.source.split(label)
     enclosed = before.endswith("(") and after.startswith(")")
     called = enclosed and not re.search(r"\w\($", before)
-    if re.fullmatch(rf"{_NAME}(\(.*\))?", label):
-        quotient = f"{label} / {by}"
-        if not enclosed and after.startswith("."):
-            quotient = f"({quotient})"
-    elif called:
+    is_plain = re.fullmatch(rf"{_NAME}(\(.*\))?", label) is not None
+    if called and not is_plain:
         return replaced(event, f"{before[:-1]}(({label}) / {by}){after[1:]}")
-    else:
-        quotient = f"({label}) / {by}"
+    quotient = f"{label} / {by}" if is_plain else f"({label}) / {by}"
+    if not enclosed and after.startswith("."):
+        quotient = f"({quotient})"
     return replaced(event, f"{before}{quotient}{after}")
 
 
