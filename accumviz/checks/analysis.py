@@ -210,8 +210,8 @@ class OptimizerHistory:
     @cached_property
     def is_fed_by_hand(self) -> bool:
         """Whether it has parameters that no backward reaches, and whose `.grad` something else fills."""
-        reached = self.analysis.contributed.any(axis=0)
-        columns = self.columns[~reached[self.columns]]
+        reached = self.analysis.contributed[:, self.columns].any(axis=0)
+        columns = self.columns[~reached]
         edits = np.ix_(self.analysis.at("edit"), columns)
         ledger = self.analysis.ledger
         filled = (ledger.state[edits] & CHANGED > 0) & (ledger.grad[edits] > 0)
