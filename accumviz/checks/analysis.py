@@ -223,10 +223,11 @@ class OptimizerHistory:
         return int(self.steps[place - 1]) if place else -1
 
     def nothing_since_step(self, event: int) -> bool:
-        """Return whether nothing has been contributed between the last step and an event."""
+        """Return whether nothing has come into `.grad` between the last step and an event."""
         step = self.previous_step(event)
         since = between(self.backwards, step, event + 1)
-        return step >= 0 and not since.size
+        edits = self.changing_between("edit", step, event)
+        return step >= 0 and not since.size and not edits.size
 
     def waiting(self, step: int) -> list[int]:
         """Return those backwards of a step that nothing erased before it: what was put back by hand is not known."""

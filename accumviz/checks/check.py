@@ -87,6 +87,7 @@ RULES = (
     Rule("clip-scaled-grads", order.clip_scaled_grads, ("clip-per-micro-batch",)),
     Rule("clip-per-micro-batch", order.clip_per_micro_batch),
     Rule("clip-on-the-wrong-side", order.clip_on_the_wrong_side),
+    Rule("clip-of-nothing", order.clip_of_nothing),
     Rule(
         "gan-gradient-leak",
         owners.gan_gradient_leak,

@@ -17,7 +17,7 @@ from accumviz.checks.analysis import (
 )
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import calling_line
-from accumviz.ledger.events import Event
+from accumviz.ledger.events import CHANGED, PRESENT, Event
 from accumviz.ledger.flow import SAME, number
 
 
@@ -107,11 +107,37 @@ def _reads_too_late(analysis: LedgerAnalysis, clip: int) -> int | None:
     if event.details.get("by") != "value" and not math.isfinite(most):
         return None  # a clip to infinity measures, and changes nothing
     on_rank = [o for o in analysis.optimizers if event.rank in (None, o.rank)]
-    # Where it changed nothing, nothing may be in `.grad` of any of them.
-    concerned = [o for o in on_rank if o.changed_by(clip)] or on_rank
+    concerned = [o for o in on_rank if o.changed_by(clip)]
+    changed = analysis.ledger.state[clip] & CHANGED
+    # Where it changed nothing, nothing may be in `.grad` of any of them. What it changed may be handed to an optimizer.
+    if not changed.any():
+        concerned = on_rank
     if concerned and all(o.nothing_since_step(clip) for o in concerned):
         return concerned[0].optimizer
     return None
+
+
+def clip_of_nothing(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find a line that clips no parameter at all, each time, while there are gradients."""
+    clips = analysis.at("clip")
+    empty = analysis.events.detail("of_nothing", default=False)[clips]
+    lines = analysis.events.column("line")[clips]
+    for line in np.unique(lines[empty]).tolist():
+        event, *others = clips[lines == line].tolist()
+        present = analysis.ledger.state[event] & PRESENT
+        if not empty[lines == line].all() or not present.any():
+            continue
+        yield analysis.finding(
+            "clip-of-nothing",
+            "note",
+            event,
+            evidence={"max_norm": analysis.detail(event, "max_norm") or "?"},
+            cause=(
+                "The clip is given no parameters, and nothing is clipped: `filter`, `map` and generators can be read "
+                "once, and the optimizer or an earlier clip has read this one. Make a list of it."
+            ),
+            times=1 + len(others),
+        )
 
 
 # --- the scaler -------------------------------------------------------------------------------

@@ -428,6 +428,8 @@ def _read_clip(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Cha
         if not isinstance(value, torch.Tensor) or type(value) is torch.Tensor
     }
     given = args[0] if args else kwargs["parameters"]
+    if isinstance(given, list) and not given:
+        details["of_nothing"] = True
     return None, [given] if isinstance(given, torch.Tensor) else given, details
 
 

@@ -197,6 +197,27 @@ def _clipped_one_by_one_and_put_back_by_hand() -> Iterator[tuple[Any, ...]]:
 
 
 @healthy
+def _clipped_and_handed_to_copies_by_reference() -> Iterator[tuple[Any, ...]]:
+    model = net()
+    copies = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.SGD(copies, 0.1)
+    yield model, optimizer
+
+    def hand_over(model: nn.Module) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        for one, p in zip(copies, model.parameters(), strict=True):
+            one.grad = p.grad
+
+    def take(model: nn.Module, i: int) -> None:
+        if i % K == K - 1:
+            model.zero_grad()
+            for one, p in zip(copies, model.parameters(), strict=True):
+                p.data.copy_(one.data)
+
+    train(model, optimizer, before_step=hand_over, after=take)
+
+
+@healthy
 def _an_epoch_left_early() -> Iterator[tuple[Any, ...]]:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
