@@ -231,38 +231,55 @@ def partial_window_underscaled(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find short windows whose losses were divided by the length of a long one."""
     for shares in analysis.objectives.values():
         whole = _whole_window(shares)
-        if whole is None:
-            continue
         # A recording may have begun inside the first window.
         weak = [share for share in shares[1:] if _is_short(analysis, share, whole)]
-        if not weak:
-            continue
-        share = weak[0]
-        many = analysis.micro_batches(share)
-        if analysis.micro_batches(whole) != whole.many:
-            many = share.many
-        held = f"{many} micro-batch{'es' * (many > 1)}"
-        backward = analysis.ledger[share.backwards[0]]
-        by = (
-            "" if backward.via else _OWN_LENGTH
-        )  # what a library divides by is not in this line
-        yield analysis.finding_of(
-            "partial-window-underscaled",
-            "error",
-            share,
-            evidence={
-                "micro-batches": many,
-                "in a whole window": whole.many,
-                "shares": [share.least] * many,
-                "sum of shares": share.least * many,
-            },
-            cause=(
-                f"The window holds {held}, and each was divided by {whole.many}: its step reads "
-                f"{share.least * many:.3g} of the mean gradient."
-            ),
-            suggestion=by and divided_by_another(backward, whole.many, by),
-            times=len(weak),
-        )
+        if weak and whole is not None:
+            several = analysis.micro_batches(whole) != whole.many
+            many = weak[0].many if several else analysis.micro_batches(weak[0])
+            yield _underscaled(analysis, weak, many, whole.many)
+        second = [share for share in shares if _is_second_pass(analysis, share)]
+        if second:
+            share = second[0]
+            yield _underscaled(analysis, second, share.many, round(1 / share.least))
+
+
+def _underscaled(
+    analysis: LedgerAnalysis, weak: list[WindowShare], many: int, in_whole: int
+) -> Finding:
+    share = weak[0]
+    backward = analysis.ledger[share.backwards[0]]
+    cause = (
+        f"The window holds {many} micro-batch{'es' * (many > 1)}, and each was divided by {in_whole}: its step "
+        f"reads {share.least * many:.3g} of the mean gradient."
+    )
+    moved = bool(analysis.detail(backward.index, "moved"))
+    if moved:
+        cause += " The pass at the moved weights has to hold the whole window, too."
+    # What a library divides by is not in this line.
+    by = "" if backward.via or moved else _OWN_LENGTH
+    return analysis.finding_of(
+        "partial-window-underscaled",
+        "error",
+        share,
+        evidence={
+            "micro-batches": many,
+            "in a whole window": in_whole,
+            "shares": [share.least] * many,
+            "sum of shares": share.least * many,
+        },
+        cause=cause,
+        suggestion=by and divided_by_another(backward, in_whole, by),
+        times=len(weak),
+    )
+
+
+def _is_second_pass(analysis: LedgerAnalysis, share: WindowShare) -> bool:
+    """Return whether a window at moved weights, as SAM's, holds fewer micro-batches than the pass erased before it."""
+    every = analysis.every_share_of(share.step, share.optimizer)
+    erased = sum(len(other.erased) for other in every)
+    whole = is_close(share.least * erased, 1.0)
+    moved = bool(analysis.detail(share.backwards[0], "moved"))
+    return moved and share.even and whole and erased > share.many
 
 
 def _whole_window(shares: Sequence[WindowShare]) -> WindowShare | None:
@@ -273,8 +290,12 @@ def _whole_window(shares: Sequence[WindowShare]) -> WindowShare | None:
     return None
 
 
-def _is_short(analysis: LedgerAnalysis, share: WindowShare, whole: WindowShare) -> bool:
+def _is_short(
+    analysis: LedgerAnalysis, share: WindowShare, whole: WindowShare | None
+) -> bool:
     """Return whether a window is shorter than a whole one, and was divided by as much."""
+    if whole is None:
+        return False
     shorter = analysis.micro_batches(share) < analysis.micro_batches(whole)
     alike = share.even and not share.erased and is_close(share.least, whole.least)
     return shorter and alike and share.many < whole.many

@@ -201,10 +201,16 @@ def _is_whole(analysis: LedgerAnalysis, optimizer: OptimizerHistory, step: int) 
 
 
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
-    """Say what has to be meant for a healthy loop to be so: that no step used what a zeroing erased."""
+    """Say what has to be meant for a healthy loop to be so: that no step used what a zeroing erased.
+
+    SAM erases what has said where to move the weights.
+    """
+    moved = analysis.events.detail("moved", default=False)
     lost: set[int] = set()
     for optimizer in analysis.optimizers:
-        for step in optimizer.full_windows:
+        for step, kept in optimizer.full_windows.items():
+            if moved[kept[0]] and not analysis.closures[kept[0]]:
+                continue
             losses = _erased_before(analysis, optimizer, step)
             lost |= {loss.backward for loss in losses if not _is_used(analysis, loss)}
     if lost:
