@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
+import accumviz as av
 from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger, Parameter
@@ -20,6 +21,7 @@ from accumviz.views.layout import segments
 from accumviz.views.player import Player
 from tests.browser.frames import drawn
 from tests.browser.written import written
+from tests.by_hand import windows
 from tests.toys import EVIL, ROWS, W, chain, large, toy
 
 Open = Callable[..., Any]
@@ -463,3 +465,21 @@ def test_no_text_is_small_and_nothing_runs_over(show: Show, width: int, mode: st
     )
     assert small == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_page_opens_with_the_report_and_a_finding_leads_to_its_event_and_line(show: Show, mode: str) -> None:
+    loop = windows(4, 4, factor=1.0).ledger
+    player = play(loop)
+    player.report, player.about = av.check(loop), f"{EVIL} · K = 4"
+    watched = show(player, mode=mode)
+    root = watched.played.root
+    frame = root.locator(".av-frame > *").first
+    assert "1 mistake: loss-not-divided." in frame.inner_text() and "K = 4" in frame.inner_text()
+    watched.played.press("End")
+    root.get_by_role("button", name=re.compile("^line ")).first.click()
+    assert f"Event {player.report.findings[0].event}," in watched.played.said
+    line = root.locator(".av-line[aria-current]")
+    assert line.locator(".av-flag").inner_text() == "← loss-not-divided"
+    shares, time = (root.locator(f".av-in-{name}").bounding_box() for name in ("shares", "time"))
+    assert shares["y"] < time["y"], "what judges stands before what happened"
+    assert watched.complaints == watched.foreign == []

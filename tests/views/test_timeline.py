@@ -392,3 +392,28 @@ def test_one_parameter_on_several_ranks_has_one_scale() -> None:
 
 
 # --- what a mark means is said, and each thing has a mark of its own
+
+
+def test_a_bar_is_as_tall_before_the_unscale_as_after_it() -> None:
+    scaler = {"amp_scale": 1024.0}
+    rows: list[dict[str, Any]] = [
+        {"kind": "backward", "contribution": {"w": 512}, "grad": {"w": 512}, "details": scaler},
+        {"kind": "unscale", "grad": {"w": 0.5}, "details": scaler},
+        # A second unscaled window, to which something scaled is added too late.
+        {"kind": "zero_grad"},
+        {"kind": "backward", "contribution": {"w": 512}, "grad": {"w": 512}, "details": scaler},
+        {"kind": "unscale", "grad": {"w": 0.5}, "details": scaler},
+        {"kind": "backward", "contribution": {"w": 512}, "grad": {"w": 512.5}, "details": scaler},
+    ]
+    (lane,) = lay_out(Ledger.build([W], rows), [0], range(6))
+    assert [bar.end for bar in lane.bars if bar.state == "whole"] == [0.5, 0.5, 0.5, 0.5, 512.5]
+    assert "Bars are divided by the gradient scaler's factor" in " ".join(texts(timeline(Ledger.build([W], rows))))
+
+
+@pytest.mark.parametrize("measured", [0, 1, 3])
+def test_backwards_whose_bytes_were_not_measured_are_hatched(measured: int) -> None:
+    rows = [{"kind": "backward", "contribution": {"w": 1}, "grad": {"w": i + 1}} for i in range(3)]
+    for row in rows[:measured]:
+        row |= {"saved_before": 64, "saved_after": 0}
+    said = "not measured" in texts(timeline(Ledger.build([W], rows)))
+    assert said == (measured == 1), "nothing is said where nothing was to be measured"
