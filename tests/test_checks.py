@@ -918,6 +918,14 @@ def test_every_rule_has_its_entry_in_the_reference(monkeypatch: pytest.MonkeyPat
     assert "\n  Read: https://example.org/book/api.html#rule-loss-not-divided" in repr(report)
 
 
+def test_a_finding_under_a_framework_names_its_setting() -> None:
+    play = windows(4, 4, factor=1 / 16)
+    for row in play.rows:
+        row["via"] = "transformers/trainer.py:1"
+    [finding] = av.check(play.ledger).findings
+    assert finding.evidence["setting"] == "gradient_accumulation_steps"
+
+
 def test_a_report_is_text_json_and_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = av.check(windows(4, 4, factor=1.0).ledger)
     text = repr(report)

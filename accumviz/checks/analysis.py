@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from accumviz.checks.report import Finding, around
+from accumviz.checks.report import Finding, around, setting
 from accumviz.checks.suggestions import Code
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, Event
 from accumviz.ledger.flow import SAME, steps_of
@@ -507,6 +507,10 @@ class LedgerAnalysis:
         if at.kind == "edit" and not at.line and step is not None:
             at = self.ledger[step]
             cause += " That is done by hand, before this step."
+        evidence = about.pop("evidence")
+        given = setting(self.ledger[event].via, self.ledger.sources)
+        if given:
+            evidence = {**evidence, "setting": given}
         return Finding(
             rule,
             severity,
@@ -515,7 +519,7 @@ class LedgerAnalysis:
             at.file,
             at.line,
             at.source,
-            about.pop("evidence"),
+            evidence,
             cause,
             around=around(str(self.ledger.sources.get(at.file, "")), at.line),
             **about,

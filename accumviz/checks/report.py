@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
@@ -24,6 +25,14 @@ SEVERITIES = ("error", "warning", "note")
 _AROUND = 2
 # What has fewer columns is written as if it had so many.
 _NARROWEST = 40
+# By which setting a framework accumulates.
+_SETTINGS = {
+    "accelerate": "gradient_accumulation_steps",
+    "deepspeed": "gradient_accumulation_steps",
+    "lightning": "accumulate_grad_batches",
+    "pytorch_lightning": "accumulate_grad_batches",
+    "transformers": "gradient_accumulation_steps",
+}
 _COLORS = {
     "error": "31",
     "warning": "33",
@@ -273,6 +282,24 @@ def entry(rule: str, *, local: bool = False) -> str:
         return found or f"the reference of the book, under {rule}"
     before, _, _ = source.read_text("utf-8").partition(f"(rule-{rule})=")
     return f"{source}:{before.count(chr(10)) + 1}"
+
+
+def setting(via: str, sources: Mapping[str, str]) -> str:
+    """Return the setting by which a framework accumulates, and the user's line that gives it, if the ledger has that.
+
+    >>> setting("lightning/pytorch/core/module.py:7", {"a.py": "trainer = L.Trainer(accumulate_grad_batches=4)"})
+    'accumulate_grad_batches=4 in line 1 of a.py'
+    """
+    name = _SETTINGS.get(via.partition("/")[0], "")
+    if not name:
+        return ""
+    given = re.compile(rf"\b{name}[\"']?\s*[=:]\s*([\w.]+)")
+    for file, text in sources.items():
+        for number, line in enumerate(text.splitlines(), 1):
+            found = given.search(line)
+            if found:
+                return f"{name}={found[1]} in line {number} of {file}"
+    return name
 
 
 def _painted(text: str, what: str) -> str:

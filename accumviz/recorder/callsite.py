@@ -7,6 +7,7 @@ import functools
 import inspect
 import linecache
 import os
+import re
 import sys
 import sysconfig
 import warnings
@@ -303,6 +304,8 @@ def variables(frame: FrameType) -> list[tuple[str, Any]]:
 
 # A cell or a script, not a generated file: the player shows the code beside what it did.
 _LONGEST_SOURCE = 200_000
+# What a finding names of a framework stands far from where that trains.
+_SETTING = re.compile(r"\b(gradient_accumulation_steps|accumulate_grad_batches)\b")
 
 
 class Sources:
@@ -328,6 +331,8 @@ class Sources:
         lines = self._lines.setdefault(file, set())
         if not self._whole:
             lines |= needs(text, site.line, site.function)
+            rows = enumerate(text.splitlines(), 1)
+            lines |= {number for number, row in rows if _SETTING.search(row)}
         self._unsaid.add(file)
 
     def all(self) -> dict[str, str]:
