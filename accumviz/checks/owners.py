@@ -54,6 +54,42 @@ def parameter_outside_or_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
             times=len(columns),
             optimizer=owners[0] if owners else None,
         )
+    yield from _nothing_to_step_on(analysis)
+
+
+def _nothing_to_step_on(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find steps without any gradient, where backwards only reach what no optimizer has."""
+    ledger = analysis.ledger
+    reached = analysis.contributed.any(axis=1)
+    every = analysis.at("backward")
+    if reached[every].all() or ledger.meta.get("steps_elsewhere"):
+        return
+    for optimizer in analysis.optimizers:
+        in_vain = {}
+        for step, used in optimizer.windows.items():
+            since = between(every, optimizer.previous_step(step), step)
+            by_hand = (ledger.grad[step, optimizer.columns] > 0).any()
+            if since.size and not (used or by_hand or reached[since].any()):
+                in_vain[step] = int(since[0])
+        if len(in_vain) < _AGAIN:
+            continue
+        step, backward = next(iter(in_vain.items()))
+        yield analysis.finding(
+            _RULE,
+            "error",
+            backward,
+            step=step,
+            evidence={
+                "steps without a gradient": len(in_vain),
+                "of": int(optimizer.steps.size),
+            },
+            cause=(
+                f"This backward reaches no parameter of {optimizer.name}, whose step has no gradient: what it trains "
+                "is something else, as where layers are replaced after the optimizer is made. Make one for these."
+            ),
+            times=len(in_vain),
+            optimizer=optimizer.optimizer,
+        )
 
 
 def _unused(analysis: LedgerAnalysis) -> list[int]:
@@ -104,6 +140,14 @@ def _unreached(analysis: LedgerAnalysis) -> str:
     return ""
 
 
+def _without_gradients(analysis: LedgerAnalysis) -> str:
+    """Name an optimizer that steps and never has a gradient; empty where there is none."""
+    for optimizer in analysis.optimizers:
+        if optimizer.steps.size >= _AGAIN and not optimizer.full_windows:
+            return f"{optimizer.name} is meant to step {optimizer.steps.size} times without a gradient"
+    return ""
+
+
 def _names(analysis: LedgerAnalysis, columns: np.ndarray | list[int]) -> list[str]:
     """Return the names of the first of some parameters."""
     return [analysis.ledger.parameters[p].name for p in columns[:4]]
@@ -120,6 +164,7 @@ def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what has to be meant for a healthy loop to be so."""
     yield _thrown_away(analysis)
     yield _unreached(analysis)
+    yield _without_gradients(analysis)
     yield _shared_loss(analysis)
     yield _drift(analysis)
 
