@@ -65,16 +65,15 @@ class CallSites:
             self._sites.clear()
             self._owners.clear()
         owners = self._owners
-        stack = list[tuple[FrameType, int]]()
         places = list[int]()
+        caller = frame
         users = between = 0
-        while frame is not None and between < _BETWEEN and users < _FRAMES:
-            code = frame.f_code
+        while caller is not None and between < _BETWEEN and users < _FRAMES:
+            code = caller.f_code
             number = id(code)
             places.append(number)
-            places.append(frame.f_lasti)
-            owner = owners[number][0] if number in owners else self._owner(frame)
-            stack.append((frame, owner))
+            places.append(caller.f_lasti)
+            owner = owners[number][0] if number in owners else self._owner(caller)
             if owner == _USER:
                 users += 1
                 between = 0
@@ -83,11 +82,21 @@ class CallSites:
                     break
             elif users:
                 between += 1
-            frame = frame.f_back
+            caller = caller.f_back
         way = tuple(places)
         if way not in self._sites:
-            self._sites[way] = _site(stack)
+            self._sites[way] = _site(self._stack(frame, len(way) // 2))
         return self._sites[way]
+
+    def _stack(
+        self, frame: FrameType | None, count: int
+    ) -> list[tuple[FrameType, int]]:
+        """Return so many frames from this one on, and whose code each runs."""
+        stack = list[tuple[FrameType, int]]()
+        while frame is not None and len(stack) < count:
+            stack.append((frame, self._owner(frame)))
+            frame = frame.f_back
+        return stack
 
     def owner(self, frame: FrameType | None) -> FrameType | None:
         """Return the frame that `find` would describe, for its variables."""

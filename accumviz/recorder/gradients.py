@@ -318,12 +318,15 @@ class Gradients:
         if grad is None or not readable(grad):
             return []
         numbers = _elements if self._is_whole(i, grad) else host_norms
-        for a, b in zip(before, numbers([grad]), strict=False):
-            if a != b and not math.isnan(b):
-                # A change through `.data` is one of all.
-                self._last = None
-                return [i for i in range(len(self)) if self.present[i]]
-        return []
+        now = numbers([grad])
+        if now == before:
+            return []
+        pairs = zip(before, now, strict=False)
+        if all(a == b or math.isnan(b) for a, b in pairs):
+            return []
+        # A change through `.data` is one of all.
+        self._last = None
+        return [i for i in range(len(self)) if self.present[i]]
 
     def _is_whole(self, i: int, tensor: torch.Tensor) -> bool:
         """Return whether the elements of this tensor of a leaf are kept one by one."""
@@ -348,6 +351,8 @@ class Gradients:
 
         Returns the numbers of one in host memory, by which a change of `.grad` is seen that no version tells.
         """
+        if not tensors:
+            return None
         if not readable(*tensors):
             leaves, tensors = self._readable_ones(row, what, leaves, tensors)
         kinds: dict[Any, tuple[list[int], list[torch.Tensor]]] = {}

@@ -367,7 +367,7 @@ class Recording:
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
         if not self._gradients.owns(optimizer):
             self._elsewhere = True
-        elif self._follows(optimizer):
+        elif self._is_followed():
             index = self._optimizers.meet(optimizer, frame)
             inner = any(step.optimizer == index for step in self._open_steps())
             if not inner:
@@ -488,7 +488,10 @@ class Recording:
 
         What another thread does to them is noted: no share can be known then.
         """
-        if self._closed or not self._gradients.owns(owner):
+        return self._gradients.owns(owner) and self._is_followed()
+
+    def _is_followed(self) -> bool:
+        if self._closed:
             return False
         ours = self._gradients.is_ours()
         self._gradients.disturbed |= not ours
