@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
+from accumviz.checks.check import RULES
 from tests.book import looks, screenshots
 from tests.browser.frames import reload
+from tests.conftest import ROOT
 from tests.thorough import THOROUGH
 
 Open = Callable[..., Any]
@@ -114,7 +118,8 @@ def test_a_search_finds_an_error_message_says_which_word_is_nowhere_and_takes_ma
         page.goto(address("search.html", "file") + f"?q={words.replace(' ', '+')}")
         first = page.locator("#search-results ul.search li").first
         first.wait_for()
-        assert "A second backward" in first.locator("a").inner_text()
+        found = page.locator("#search-results ul.search li a").all_inner_texts()[:2]
+        assert "A second backward" in " ".join(found)
         assert says in told.inner_text()
     page.goto(address("search.html", "file") + "?q=%3Cimg%20src%3Dx%3E(")
     page.wait_for_function("document.getElementById('search-count').textContent")
@@ -186,6 +191,30 @@ def test_without_its_division_the_opening_shows_a_loss_that_climbs(watch: Open, 
     assert "from 10 to 43" in wrong and "Twice" in wrong
     assert "Twice" not in right
     assert page.locator(".av-level").count() == 1
+
+
+def symptoms() -> list[str]:
+    """The first column of the page of symptoms, as plain words."""
+    text = (ROOT / "symptoms.md").read_text("utf-8")
+    return [re.sub(r"`+", "", row).strip() for row in re.findall(r"^\* - (?!What you see)(.*)", text, re.MULTILINE)]
+
+
+def test_search_leads_from_what_one_sees_to_its_symptom(watch: Open, address: Address) -> None:
+    page = watch().page
+    assert len(symptoms()) > 40
+    lost = []
+    for seen in symptoms():
+        page.goto(address("search.html", "file") + f"?q={quote(seen)}")
+        page.locator("#search-results ul.search li").first.wait_for()
+        links = page.locator("#search-results ul.search li a").evaluate_all("all => all.slice(0, 3).map(a => a.href)")
+        if not any("symptoms.html" in link for link in links):
+            lost.append((seen, links))
+    assert lost == []
+
+
+def test_a_symptom_names_rules_that_exist() -> None:
+    text = (ROOT / "symptoms.md").read_text("utf-8")
+    assert {*re.findall(r"`check`: \*([\w-]+)\*", text)} <= {rule.name for rule in RULES}
 
 
 def test_pictures_stand_open_until_a_reader_chooses_to_predict_first(watch: Open, address: Address) -> None:
