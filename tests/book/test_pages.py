@@ -158,7 +158,7 @@ def test_the_first_screen_of_a_phone_has_the_title_a_sentence_and_the_figure(wat
     sentence = page.locator("article h1 + p").bounding_box()
     assert sentence["y"] + sentence["height"] < 300
     assert page.locator(".av-hero").bounding_box()["y"] < 300
-    bottom = page.locator(".av-goal").bounding_box()
+    bottom = page.locator(".av-hero .av-goal").bounding_box()
     assert bottom["y"] + bottom["height"] < 812
 
 
@@ -172,7 +172,7 @@ def test_the_opening_is_seen_and_played_without_scrolling(
     page.locator(".av-hero").wait_for()
     assert len(page.locator("article h1 + p").inner_text().split()) <= 40
     for part in (".av-token", ".av-level", ".av-goal", ".av-says", ".av-b-play", ".av-rate"):
-        box = page.locator(part).first.bounding_box()
+        box = page.locator(f".av-hero {part}").bounding_box()
         assert box["y"] > 0
         assert box["y"] + box["height"] <= height, f"{part} ends at {box['y'] + box['height']}"
 
@@ -220,7 +220,7 @@ def test_a_symptom_names_rules_that_exist() -> None:
 def test_pictures_stand_open_until_a_reader_chooses_to_predict_first(watch: Open, address: Address) -> None:
     page = watch().page
     page.goto(address("chapters/08_ddp.html", "http"))
-    pictures = page.locator("article figure .accumviz")
+    pictures = page.locator("article .cell_output .accumviz")
     assert pictures.count() > 4
     assert all(one.bounding_box() for one in pictures.all())
     assert page.locator(".av-shut:visible").count() == 0

@@ -37,7 +37,8 @@ function codeOf({ code, token }, /** @type {() => void} */ press) {
   /** @param {number} line @param {boolean} divides */
   function draw(line, divides) {
     lines.forEach((one, i) => one.toggleAttribute("data-now", i === line));
-    put(button, { "aria-pressed": divides, ...named(divides ? "leave the division out" : "divide again") });
+    const title = divides ? "Press to leave the division out" : "Press to divide again";
+    put(button, { "aria-pressed": divides, title });
   }
   return { el: h("ol.av-loop", {}, ...lines), draw };
 }
