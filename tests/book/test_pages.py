@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 import pytest
 
-from accumviz.checks.check import RULES
 from tests.book import looks, screenshots
 from tests.browser.frames import reload
 from tests.conftest import ROOT
@@ -210,11 +209,6 @@ def test_search_leads_from_what_one_sees_to_its_symptom(watch: Open, address: Ad
         if not any("symptoms.html" in link for link in links):
             lost.append((seen, links))
     assert lost == []
-
-
-def test_a_symptom_names_rules_that_exist() -> None:
-    text = (ROOT / "symptoms.md").read_text("utf-8")
-    assert {*re.findall(r"`check`: \*([\w-]+)\*", text)} <= {rule.name for rule in RULES}
 
 
 def test_pictures_stand_open_until_a_reader_chooses_to_predict_first(watch: Open, address: Address) -> None:
