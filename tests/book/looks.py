@@ -173,7 +173,7 @@ UNDRAWABLE = """() => [...document.querySelectorAll('body *')].filter(element =>
 # A name in a table that goes on in the next line where it has no mark.
 SPLIT = """() => [...document.querySelectorAll('article table code')].filter(code => {
     const range = document.createRange(), walk = document.createTreeWalker(code, NodeFilter.SHOW_TEXT);
-    for (let text; (text = walk.nextNode());) for (const word of text.data.matchAll(/[^\\s.,_(=\\/-]+/g)) {
+    for (let text; (text = walk.nextNode());) for (const word of text.data.matchAll(/[^\\s.,_(=\\/…-]+/g)) {
         range.setStart(text, word.index);
         range.setEnd(text, word.index + word[0].length);
         const tops = [...range.getClientRects()].filter(({width}) => width > 0).map(({top}) => Math.round(top));
@@ -346,13 +346,13 @@ LIGHT: dict[str, Look] = {
     "signs without a font": script(UNDRAWABLE),
     "signs of a typewriter": script(TYPED),
     "code that is cut": script(SIDEWAYS),
-    "long stretches": script(STRETCHES),
     "axe": unfolded(),
     "complaints": quiet,
 }
 DARK: dict[str, Look] = {
     "the theme": theme("dark"),
     "answers before their time": script(EARLY),
+    "long stretches": script(STRETCHES),
     "text on its ground": script(CONTRAST),
     "pale outputs": script(PALE),
     "paper in the dark": script(PAPER),
