@@ -23,6 +23,8 @@ _BOOK = Path(__file__).resolve().parents[2]
 SEVERITIES = ("error", "warning", "note")
 # So many lines of code stand above the user's, and below it.
 _AROUND = 2
+# So many equal numbers are written one by one.
+_FEW = 3
 # What has fewer columns is written as if it had so many.
 _NARROWEST = 40
 # By which setting a framework accumulates.
@@ -128,7 +130,7 @@ class Report(Displayed):
         With `local`, it leads to the book's files on this machine.
         """
         paint = _painted if color else _plain
-        page = _Lines(width, [])
+        page = _Lines(width, [], set())
         page.add(self._head(), indent="")
         if self.verdict != "findings":
             page.lines[0] = page.lines[0].replace(
@@ -192,6 +194,8 @@ class _Lines(NamedTuple):
 
     width: int
     lines: list[str]
+    # The lines of code that stand there among others.
+    shown: set[tuple[str, int]]
 
     def add(self, text: str, indent: str = "  ") -> None:
         """Add a paragraph, if there is one."""
@@ -227,7 +231,11 @@ def _write(finding: Finding, page: _Lines, paint: Callable[[str, str], str]) -> 
 def _write_code(finding: Finding, page: _Lines) -> None:
     """Write the user's line with a caret below it, and the lines around it."""
     page.add_code(f"  {literal(finding.file)}:{finding.line}")
-    rows = finding.around or ((finding.line, finding.source),)
+    rows = ((finding.line, finding.source),)
+    place = finding.file, finding.line
+    if finding.around and place not in page.shown:
+        rows = finding.around
+        page.shown.add(place)
     texts = [literal(text.expandtabs(4)) for _, text in rows]
     margin = min(_indent(text) for text in texts)
     digits = len(str(rows[-1][0]))
@@ -313,10 +321,13 @@ def _plain(text: str, what: str) -> str:
 def told(value: Any) -> str:
     """A piece of evidence in words.
 
-    >>> told([0.25, 1 / 3]), told(7), told("loss")
-    ('0.25, 0.3333', '7', 'loss')
+    >>> told([0.25, 1 / 3]), told([1, 1, 1, 1]), told("loss")
+    ('0.25, 0.3333', '4 × 1', 'loss')
     """
     if isinstance(value, list | tuple):
+        texts = set(map(told, value))
+        if len(value) > _FEW and len(texts) == 1:
+            return f"{len(value)} × {texts.pop()}"
         shown = ", ".join(told(one) for one in value[:8])
         return shown + (f", … ({len(value)} in all)" if len(value) > 8 else "")
     if isinstance(value, float):

@@ -35,10 +35,12 @@ function lineOf({ ledger, go, at }, mine, /** @type {number} */ n, /** @type {Pi
 
 /** Mark the lines of findings. @param {HTMLElement[]} lines @param {Data} data */
 function flag(lines, { report }) {
-  for (const { mark = -1, rule } of report?.findings ?? []) {
-    lines[mark]?.append(h("span.av-flag", {}, `← ${rule}`));
-    lines[mark]?.classList.add("av-flagged");
-  }
+  lines.forEach((line, place) => {
+    const rules = report?.findings.filter(({ mark }) => mark === place).map(({ rule }) => rule) ?? [];
+    if (!rules.length) return;
+    line.append(h("span.av-flag", {}, `← ${rules.join(", ")}`));
+    line.classList.add("av-flagged");
+  });
 }
 
 /** @param {App} app */

@@ -164,7 +164,10 @@ export async function render({ model, el }) {
   const holds = panes.map(({ name }) => `.av-with-${name}`).join("") + (length > BRIEF ? "" : ".av-brief");
   const body = h(`div.av-body${holds}`, {}, ...panes.map((pane) => pane.el));
   const hint = h("p.av-note.av-hint", {}, "Keys: ← → events, Shift ← → nodes, Home, End, Space plays.");
-  const opening = openingOf(data, (e) => by({ e }));
+  const opening = openingOf(data, (e) => {
+    by({ e });
+    top.bar.scrollIntoView({ block: "nearest" });
+  });
   const frame = h("div.av-frame", group("Player"), ...opening, top.bar, top.say, body, hint);
   top.bar.hidden = hint.hidden = Boolean(leader) || length < (graph ? 1 : 2);
   keys(frame, length, {

@@ -48,7 +48,11 @@ export function reportPane(task, go) {
     sign.textContent = SIGNS[report.verdict];
     said.textContent = report.said;
     aside.textContent = note;
-    found.replaceChildren(...report.findings.map((one) => articleOf(one, task, go)));
+    // Beside a player the first one is read first, and the player stays in sight.
+    found.replaceChildren(...report.findings.map((one, i) => {
+      const article = articleOf(one, task, go);
+      return i && report.about ? details(`${one.rule} (${one.severity})`, article) : article;
+    }));
     const unjudged = report.unjudged?.map((text) => h("p.av-quiet", {}, text));
     if (unjudged) found.append(details("Not judged", ...unjudged));
   }
