@@ -97,7 +97,12 @@ def ddp_unsynced_step(analysis: LedgerAnalysis) -> Iterator[Finding]:
         step, late = wrong[0]
         b = late[-1]
         why = "the last backward before it ran without synchronisation."
-        if _was_meant(analysis, b):
+        if _was_meant(analysis, b) and analysis.detail(b, "armed"):
+            why = (
+                "DDP was to average them, and did not. Its hooks are lost where parameters are moved or cast after it "
+                "was made, and it waits for a gradient of every parameter."
+            )
+        elif _was_meant(analysis, b):
             why = (
                 "a forward through DDP arms the all-reduce, for the first backward after it, and none ran before this "
                 "backward with the flag set."
@@ -120,9 +125,11 @@ def ddp_unsynced_step(analysis: LedgerAnalysis) -> Iterator[Finding]:
 
 
 def _was_meant(analysis: LedgerAnalysis, backward: int) -> bool:
-    """Return whether a backward was to be synchronised: its flag was up, and down when its forward ran."""
+    """Return whether a backward was to be synchronised: its flag was up, on a device whose collectives are seen."""
+    devices = {parameter.device for parameter in analysis.ledger.parameters}
+    seen = all(device.startswith(("cpu", "cuda")) for device in devices)
     armed = analysis.detail(backward, "armed")
-    return armed is False and analysis.detail(backward, "no_sync") is False
+    return analysis.detail(backward, "no_sync") is False and (seen or not armed)
 
 
 def _unsynced(

@@ -465,7 +465,11 @@ class Collectives:
         reached = {*running.reached}
         concerned = []
         for replica in self.replicas:
-            if replica.armed is not None and not reached.isdisjoint(replica.leaves):
+            # A comm hook may send nothing on purpose.
+            silent = replica.hooked and replica.armed and not running.syncs
+            if replica.armed is None or silent:
+                continue
+            if not reached.isdisjoint(replica.leaves):
                 concerned.append(replica)
         if not concerned:
             return
