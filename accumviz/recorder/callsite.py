@@ -21,6 +21,18 @@ _STANDARD = os.path.normcase(sysconfig.get_path("stdlib")) + os.sep
 _INSTALLED = tuple(
     f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages")
 )
+# Libraries that take backwards and steps, wherever they are installed: from a checkout, or beside the script.
+_FRAMEWORKS = (
+    "accelerate",
+    "deepspeed",
+    "fastai",
+    "ignite",
+    "lightning",
+    "lightning_fabric",
+    "pytorch_lightning",
+    "transformers",
+    "trl",
+)
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _USER, _LIBRARY, _TORCH_OR_OURS = range(3)
 _LONGEST = 80
@@ -118,7 +130,7 @@ def _owner(frame: FrameType) -> int:
     package = frame.f_globals.get("__name__", "").partition(".")[0]
     if package == "torch" or path.startswith(_HERE):
         return _TORCH_OR_OURS
-    if _package(path) or path.startswith(_STANDARD) or file.startswith("<frozen"):
+    if path.startswith(_STANDARD) or file.startswith("<frozen") or _library(frame):
         return _LIBRARY
     return _USER
 
@@ -127,12 +139,16 @@ def _normal(path: str) -> str:
     return os.path.normcase(os.path.abspath(path))
 
 
-def _package(path: str) -> str:
-    """Return an installed library's file as `transformers/trainer.py`; empty for any other file."""
+def _library(frame: FrameType) -> str:
+    """Return a library's file as `transformers/trainer.py`; empty for any other file."""
+    path = _normal(frame.f_code.co_filename)
     for folder in _INSTALLED:
         _, between, below = path.rpartition(folder)
         if between:
             return below.replace(os.sep, "/")
+    module = str(frame.f_globals.get("__name__", ""))
+    if module.partition(".")[0] in _FRAMEWORKS:
+        return module.replace(".", "/") + ".py"
     return ""
 
 
@@ -155,7 +171,7 @@ def _via(libraries: list[FrameType]) -> str:
     called = ""
     innermost = ""
     for frame in reversed(libraries):
-        path = _package(_normal(frame.f_code.co_filename))
+        path = _library(frame)
         package = path.partition("/")[0]
         called = called or package
         if path and package == called:

@@ -263,6 +263,16 @@ def test_a_library_between_names_its_own_line_and_the_event_the_users() -> None:
     assert {event.label for event in recording.ledger} == {"net(torch.ones(1, 3)).mean()"}
 
 
+@pytest.mark.parametrize(("module", "via"), [("accelerate.loop", "accelerate/loop.py:2"), ("my.loop", "")])
+def test_a_framework_is_a_library_wherever_it_is(module: str, via: str, tmp_path: Path) -> None:
+    space: dict[str, Any] = {"__name__": module}
+    exec(compile("def backward(loss):\n    loss.backward()\n", str(tmp_path / "loop.py"), "exec"), space)
+    with av.record(net := model()) as recording:
+        space["backward"](net(torch.ones(1, 3)).mean())
+    (event,) = recording.ledger
+    assert event.via == via and event.file.endswith(Path(__file__).name) is bool(via)
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 
