@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from accumviz import arguments
-from accumviz.checks.analysis import LedgerAnalysis, is_close
+from accumviz.checks.analysis import LedgerAnalysis
 from accumviz.checks.check import check
 from accumviz.checks.report import Report, told
-from accumviz.ledger.flow import Window, number
+from accumviz.ledger.flow import Window
 from accumviz.ledger.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -197,16 +197,11 @@ def _incomplete(ledger: Ledger) -> Iterator[str]:
         right = shares[0].total if several else 1.0
         for share in shares:
             said = f"the shares of the step at event {share.step}"
-            # Half a square is whole, and so is a mean of what was divided.
-            inside = abs(number(analysis.term(share).get("own", 1.0)))
-            sums = [share.total, share.total / (inside or math.nan)]
             if not share.known or math.isnan(share.total):
                 rows = analysis.shares.of(share.step)
                 reason = next((row.unknown for row in rows if row.unknown), "")
                 yield f"{said} cannot be read: {reason}"
-            elif math.isnan(sums[1]):
-                yield f"{said} cannot be read: a constant inside a mean is not known"
-            elif not any(is_close(total, right, 1e-3) for total in sums):
+            elif not analysis.adds_up_to(share, right):
                 yield f"{said} add up to {told(share.total)}, expected {told(right)}"
 
 

@@ -545,9 +545,9 @@ def test_a_window_that_is_zeroed_in_one_of_two_networks_is_found() -> None:
 
 @pytest.mark.parametrize(
     ("divisor", "rules"),
-    [(2, []), (3, ["wrong-divisor"]), (4, []), (5, ["wrong-divisor"]), (8, [])],
+    [(2, ["wrong-divisor"]), (3, ["wrong-divisor"]), (4, []), (5, ["wrong-divisor"]), (8, [])],
 )
-def test_a_divisor_beside_the_length_of_the_windows_is_a_warning_and_another_one_a_condition(
+def test_a_divisor_below_the_length_of_the_windows_is_a_warning_and_one_far_above_a_condition(
     divisor: int, rules: list[str]
 ) -> None:
     report = av.check(played(f"{divisor}{divisor}{divisor}{divisor}sz" * 3, said=True).ledger)
@@ -847,7 +847,7 @@ MEANT: dict[str, tuple[Callable[[], Play], str]] = {
     ),
     "weights": (
         lambda: played("12sz" * 3),
-        "micro-batches that weigh from 0.5 to 1 are meant",
+        "elements that weigh up to 2 times as much as others are meant",
     ),
     "a window of another length": (
         lambda: played("(4444sz444444sz4444sz)"),

@@ -150,7 +150,9 @@ def test_a_mistake_of_ranks_is_found_on_its_line(name: str, ledgers: dict[tuple[
 @pytest.mark.parametrize("name", RANKS)
 def test_the_right_twin_of_ranks_is_healthy(name: str, ledgers: dict[tuple[str, bool], list[Ledger]]) -> None:
     for report in map(av.check, (*ledgers[name, True], Ledger.merge(ledgers[name, True]))):
-        assert report.healthy and serious(report) == [], report
+        assert serious(report) == [], report
+        # What ranks reduce by hand is in no share.
+        assert report.healthy or "changed by hand" in report.reason, report
 
 
 def test_every_rule_has_a_script() -> None:

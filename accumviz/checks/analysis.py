@@ -14,7 +14,7 @@ import numpy as np
 from accumviz.checks.report import Finding, around, setting
 from accumviz.checks.suggestions import Code
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, Event
-from accumviz.ledger.flow import SAME, steps_of
+from accumviz.ledger.flow import SAME, number, steps_of
 from accumviz.ledger.ledger import Ledger
 from accumviz.ledger.objectives import call_sites
 
@@ -97,6 +97,11 @@ class WindowShare:
         return self.mean and self.equal
 
     @property
+    def factors(self) -> tuple[float, ...]:
+        """What the losses were multiplied by: means, or sums."""
+        return self.weights if self.mean else self.each
+
+    @property
     def judged(self) -> bool:
         """Whether the weight of each element is known, and was used by one step only."""
         least = min(self.each, default=0.0)
@@ -123,21 +128,43 @@ def _window_share(rows: Mapping[str, list[Any]], group: Sequence[int]) -> Window
         return tuple([values[row] for row in used])
 
     read = all(column("followed"))
+    backwards = column("backward")
+    weights, each, sizes = column("weight"), column("each"), column("elements")
+    by_hand = column("by_hand")
+    if read and len(set(backwards)) < len(backwards):
+        together = _of_backwards(backwards, weights, each, sizes, by_hand)
+        backwards, weights, each, sizes, by_hand = together
     return WindowShare(
         rows["optimizer"][group[0]],
         rows["objective"][group[0]],
         rows["step"][group[0]],
-        column("backward"),
-        weights=column("weight"),
-        each=column("each"),
-        sizes=column("elements"),
-        by_hand=column("by_hand"),
+        backwards,
+        weights=weights,
+        each=each,
+        sizes=sizes,
+        by_hand=by_hand,
         mean=all(column("whole")),
         read=read,
         known=read and not any(column("opaque")),
         again=any(column("again")),
         erased=tuple(erased),
     )
+
+
+def _of_backwards(*columns: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
+    """Put the losses of each backward together where their elements weigh alike, as chunks of one loss do.
+
+    The columns are backwards, weights, each, sizes, by_hand.
+    """
+    together: dict[int, list[Any]] = {}
+    for row in zip(*columns, strict=True):
+        backward, weight, each, size, _ = row
+        before = together.setdefault(backward, [backward, 0.0, each, 0.0, row[-1]])
+        if not is_close(each, before[2]):
+            return columns
+        before[1] += weight
+        before[3] += size
+    return tuple(zip(*together.values(), strict=True))
 
 
 class OptimizerHistory:
@@ -412,6 +439,25 @@ class LedgerAnalysis:
             return {}
         term: Mapping[str, Any] = terms[places[0]]
         return term
+
+    def adds_up_to(self, share: WindowShare, total: float) -> bool:
+        """Return whether the shares of a window add up to this; a constant inside a mean counts, or does not.
+
+        Half a mean square is a whole loss, and so is a mean of what was divided.
+        """
+        inside = abs(number(self.term(share).get("own", 1.0)))
+        sums = [share.total, share.total / (inside or math.nan)]
+        return any(is_close(each, total) for each in sums)
+
+    def compares_samples(self, share: WindowShare) -> bool:
+        """Return whether each loss compares samples with each other: of its micro-batch, or of the whole window."""
+        return share.many > 1 and bool(self.term(share).get("in_batch"))
+
+    @cached_property
+    def begins_inside(self) -> bool:
+        """Whether the recording may have begun inside a window: it is not that of a whole script."""
+        whole = self.ledger.meta.get("ended") == "exit"
+        return not whole or bool(self.ledger.flow.used_from_before())
 
     @cached_property
     def has_loaders(self) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from accumviz.checks import order, owners, values, weights, windows
 from accumviz.checks import ranks as several
-from accumviz.checks.analysis import LedgerAnalysis
+from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory
 from accumviz.checks.report import SEVERITIES, Finding, Report
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
 
@@ -279,40 +279,62 @@ def _is_error(ended: Any) -> bool:
 
 def _no_verdict(analysis: LedgerAnalysis) -> str:
     """Say why the silence of the rules says nothing, if it does not."""
-    ledger = analysis.ledger
-    if _cut_short(ledger):
-        return _cut_short(ledger)
+    return next(_reasons(analysis), "")
+
+
+def _reasons(analysis: LedgerAnalysis) -> Iterator[str]:
+    """Say what keeps the training, or one of its optimizers, from being judged."""
+    if _cut_short(analysis.ledger):
+        yield _cut_short(analysis.ledger)
     for note in map(str, analysis.listed("notes")):
         if any(words in note for words in _LACKING):
-            return f"part of the training is not in the ledger: {note}"
+            yield f"part of the training is not in the ledger: {note}"
     if not analysis.optimizers:
-        return "no parameter that was recorded belongs to an optimizer that stepped"
+        yield "no parameter that was recorded belongs to an optimizer that stepped"
     for optimizer in analysis.optimizers:
-        if optimizer.is_fed_by_hand:
-            return f"{optimizer.name} {_FED}"
-    shares = analysis.shares
-    unknown = shares.unknown[(shares.term == 0) & ~shares.erased]
-    if unknown.size and (unknown > 0).all():
-        return f"what the micro-batches weigh is not known: {_most_frequent(analysis)}"
-    if _moved_inside_a_window(analysis):
-        return _MOVED
+        yield from _reasons_of(analysis, optimizer)
     last = {analysis.ranks[b]: b for b in analysis.at("backward").tolist()}
     for b in last.values():
         error = str(analysis.detail(b, "error") or "")
         if error and _is_error(error):
-            return f"the last backward raised an error: {error}"
-    return ""
+            yield f"the last backward raised an error: {error}"
 
 
-def _moved_inside_a_window(analysis: LedgerAnalysis) -> bool:
-    """Return whether a window holds backwards of several places of the weights, as a SAM's would."""
+def _reasons_of(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> Iterator[str]:
+    """Say what keeps an optimizer from being judged."""
+    if optimizer.is_fed_by_hand:
+        yield f"{optimizer.name} {_FED}"
+    if why := _unread(analysis, optimizer):
+        yield why
+    # A window holds backwards of several places of the weights, as a SAM's does.
     moved = analysis.events.detail("moved", default=False)
-    return any(
-        moved[used[1:]].any()
-        for optimizer in analysis.optimizers
-        if not analysis.closures[optimizer.backwards].any()
-        for used in optimizer.full_windows.values()
-    )
+    moved = moved & ~analysis.events.where("within", "step")
+    if any(moved[used[1:]].any() for used in optimizer.full_windows.values()):
+        yield _MOVED
+
+
+def _unread(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> str:
+    """Say why it is not known what an optimizer's steps weighed, if it is not.
+
+    A step of one backward weighs its elements alike, whatever its loss is made of; of the looks at a loss that a
+    closure takes, the last counts.
+    """
+    mine = analysis.shares.optimizer == optimizer.optimizer
+    shares = analysis.shares.take(mine & ~analysis.shares.erased)
+    backwards = np.bincount(shares.step, weights=shares.term == 0)
+    needed = (backwards[shares.step] > 1) | shares.lost_sight
+    if not shares.in_closure.all():
+        needed &= ~shares.in_closure
+    unknown = shares.unknown[needed]
+    lacking = int((unknown > 0).sum())
+    if not lacking:
+        return ""
+    code, _ = Counter(unknown[unknown > 0].tolist()).most_common(1)[0]
+    said = "what the micro-batches weigh is not known"
+    if lacking < unknown.size:
+        said = f"{lacking} of {unknown.size} shares are unknown"
+    of = f" for {optimizer.name}" if len(analysis.optimizers) > 1 else ""
+    return f"{said}{of}: {shares.reasons[code]}"
 
 
 def _most_frequent(analysis: LedgerAnalysis) -> str:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from accumviz.checks.analysis import (
     LedgerAnalysis,
+    OptimizerHistory,
     WindowShare,
     is_close,
     modal_length,
@@ -95,6 +96,8 @@ def _mixture(analysis: LedgerAnalysis, share: WindowShare) -> list[float]:
     """Return the weights of an undivided backward's losses: 1, or several that add up to 1; else none."""
     if not share.known or not share.equal or not _are_means(share):
         return []
+    if analysis.compares_samples(share):
+        return []  # of a whole window's samples, K losses are K parts of one gradient
     if is_close(share.least, 1.0):
         return [share.least]
     parts = analysis.beside(share)
@@ -177,19 +180,19 @@ def _divided_twice(analysis: LedgerAnalysis, share: WindowShare) -> bool:
 
 
 def wrong_divisor(analysis: LedgerAnalysis) -> Iterator[Finding]:
-    """Find losses divided by one more or one less than a window's micro-batches."""
+    """Find losses divided by less than a window's micro-batches, or by one more."""
     for shares in analysis.objectives.values():
         even = [share for share in _several(shares) if share.even]
         many = modal_length(share.many for share in even)
         full = [share for share in even if share.many == many]
-        if len(full) < 2 or 2 * len(full) < len(shares):
+        if len(full) < 2 or 2 * len(full) <= len(shares):
             continue
         share = full[0]
         by = _divisor(analysis, share)
         # A weight that is meant is multiplied with mostly; what one divides by is a count.
-        if by < 3 or abs(by - many) != 1 or not analysis.alone(share):
-            continue
-        if not all(is_close(one.least, share.least) for one in full):
+        is_wrong = 1 < by < many or 2 < by == many + 1
+        alike = all(is_close(one.least, share.least) for one in full)
+        if not (is_wrong and alike and _is_only_loss(analysis, share)):
             continue
         late = "late" if by < many else "early"
         yield analysis.finding_of(
@@ -213,6 +216,11 @@ def wrong_divisor(analysis: LedgerAnalysis) -> Iterator[Finding]:
         )
 
 
+def _is_only_loss(analysis: LedgerAnalysis, share: WindowShare) -> bool:
+    """Return whether a step read no other loss, and this one does not compare a whole window's samples."""
+    return analysis.alone(share) and not analysis.compares_samples(share)
+
+
 def _divisor(analysis: LedgerAnalysis, share: WindowShare) -> int:
     """Return the whole number by which a loss was divided, and by nothing else; or 0."""
     by = round(1 / share.least) if 0 < share.least < 1 else 0
@@ -231,8 +239,8 @@ def partial_window_underscaled(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find short windows whose losses were divided by the length of a long one."""
     for shares in analysis.objectives.values():
         whole = _whole_window(shares)
-        # A recording may have begun inside the first window.
-        weak = [share for share in shares[1:] if _is_short(analysis, share, whole)]
+        complete = shares[analysis.begins_inside :]
+        weak = [share for share in complete if _is_short(analysis, share, whole)]
         if weak and whole is not None:
             several = analysis.micro_batches(whole) != whole.many
             many = weak[0].many if several else analysis.micro_batches(weak[0])
@@ -426,7 +434,9 @@ def _is_unequal(share: WindowShare) -> bool:
     """Return whether elements weigh differently, because there are more of them in some losses."""
     if share.many < 2 or not share.judged or not _are_means(share) or share.alike:
         return False
-    return 0 < min(share.sizes) < max(share.sizes)
+    # Losses of one backward that weigh differently are a choice: a mean over texts, and not over words.
+    several = len(set(share.backwards)) == share.many
+    return several and 0 < min(share.sizes) < max(share.sizes)
 
 
 def _ratio(share: WindowShare) -> float:
@@ -455,11 +465,16 @@ def _only_the_last_is_smaller(share: WindowShare) -> bool:
 # --- where no cause is recognised -------------------------------------------------------------
 
 
+def _uneven(shares: Sequence[WindowShare]) -> list[WindowShare]:
+    """Return the windows in which elements weigh differently, by how much is known."""
+    return [share for share in shares if share.judged and not share.alike]
+
+
 def uneven_shares(analysis: LedgerAnalysis) -> Iterator[Finding]:
-    """Find equal elements of one loss that weigh differently in most windows."""
+    """Find losses that weigh differently in most windows, and not by a weight that may be meant."""
     for shares in analysis.objectives.values():
         windows = [share for share in _several(shares) if share.judged]
-        uneven = [share for share in windows if _is_uneven(analysis, share)]
+        uneven = [s for s in _uneven(windows) if not _is_meant(analysis, s)]
         if not uneven or 2 * len(uneven) <= len(windows):
             continue
         share = uneven[0]
@@ -483,18 +498,24 @@ def uneven_shares(analysis: LedgerAnalysis) -> Iterator[Finding]:
         )
 
 
-def _is_uneven(analysis: LedgerAnalysis, share: WindowShare) -> bool:
-    """Return whether equal micro-batches were divided by different counts, or in `.grad` again and again.
+def _is_meant(analysis: LedgerAnalysis, share: WindowShare) -> bool:
+    """Return whether losses may weigh differently on purpose.
 
-    A loss that is multiplied has a weight that is meant, and a `.grad` that keeps the same part each time fades on
-    purpose.
+    What a loss is multiplied by is a weight, what it is divided by a count; a `.grad` that keeps the same part each
+    time fades on purpose. Means that are alike, of different sizes, are another rule's.
     """
-    if share.alike or len(set(share.sizes)) > 1:
-        return False
+    factors = share.factors
+    if share.equal or is_close(min(factors), max(factors)):
+        return True
     fading = [early / late for early, late in pairwise(share.by_hand)]
     if not all(is_close(part, 1.0) for part in fading):
         fades = is_close(min(fading), max(fading))
-        return not fades or is_close(1 / fading[0], float(round(1 / fading[0])))
+        return fades and not is_close(1 / fading[0], float(round(1 / fading[0])))
+    return not _is_divided(analysis, share)
+
+
+def _is_divided(analysis: LedgerAnalysis, share: WindowShare) -> bool:
+    """Return whether a loss of a window was divided by a number."""
     terms = [term for b in share.backwards for term in analysis.ledger[b].terms]
     return any("divisor" in term for term in terms)
 
@@ -502,48 +523,49 @@ def _is_uneven(analysis: LedgerAnalysis, share: WindowShare) -> bool:
 class _StepSum(NamedTuple):
     """What one step read of all losses: how many micro-batches, and the sum of their shares.
 
-    `unclipped` is that sum before an edit that shortened the whole window after its last backward; `weights` are the
-    shares, `each` the weights of one element.
+    `unclipped` is that sum before an edit that shortened the whole window after its last backward.
     """
 
-    share: WindowShare
+    shares: list[WindowShare]
     many: int
     total: float
     unclipped: float
-    weights: list[float]
-    each: list[float]
+
+    @property
+    def factors(self) -> list[float]:
+        """What each loss was multiplied by."""
+        return [factor for share in self.shares for factor in share.factors]
 
 
-def _sums(analysis: LedgerAnalysis, optimizer: int) -> list[_StepSum]:
-    """Return the sums of an optimizer's steps, where all shares of all of them are known."""
-    every = [share for share in analysis.window_shares if share.many]
+def _sums(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> list[_StepSum]:
+    """Return the sums of an optimizer's steps, where all shares of all of them are known.
+
+    A loss that is a sum, with one factor for all steps, has no sum to keep: more elements are more.
+    """
+    plain = set()
+    for (index, objective), every in analysis.objectives.items():
+        factors = [factor for share in every for factor in share.factors]
+        if index == optimizer.optimizer and not every[0].mean and _all_close(factors):
+            plain.add(objective)
     sums = []
-    for step in sorted({share.step for share in every if share.optimizer == optimizer}):
-        shares = analysis.shares_of(step, optimizer)
+    for step in optimizer.full_windows:
+        shares = analysis.shares_of(step, optimizer.optimizer)
         if not all(share.judged for share in shares):
             return []
-        weights = [weight for share in shares for weight in share.weights]
-        each = [weight for share in shares for weight in share.each]
-        sums.append(
-            _StepSum(
-                shares[0],
-                analysis.micro_batches(shares[0]),
-                sum(weights),
-                sum(share.total / share.by_hand[-1] for share in shares),
-                weights,
-                each,
-            )
-        )
+        many = analysis.micro_batches(shares[0])
+        shares = [share for share in shares if share.objective not in plain]
+        total = sum(share.total for share in shares)
+        unclipped = sum(share.total / share.by_hand[-1] for share in shares)
+        sums.append(_StepSum(shares, many, total, unclipped))
     return sums
 
 
 def _differ(sums: list[_StepSum]) -> bool:
-    """Return whether sums differ, and neither by a clip by hand nor because more equal elements are added up."""
-    each = [weight for window in sums for weight in window.each]
+    """Return whether sums differ, and neither by a clip by hand nor by what a count holds beside the targets."""
     totals = [window.total for window in sums]
     # A count of tokens holds more or less of them that are no targets.
-    alike = _all_close(each) or _MOSTLY * max(totals) < min(totals)
-    if alike and not all(window.share.mean for window in sums):
+    means = all(share.mean for window in sums for share in window.shares)
+    if not means and _MOSTLY * max(totals, default=0.0) < min(totals, default=0.0):
         return False
     unclipped = [window.unclipped for window in sums]
     return not (_all_close(totals) or _all_close(unclipped))
@@ -556,15 +578,15 @@ def _all_close(values: list[float]) -> bool:
 def sums_differ(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find windows whose shares add up to different sums, and not by a weight that follows a schedule."""
     for optimizer in analysis.optimizers:
-        sums = _sums(analysis, optimizer.optimizer)
-        if not _are_wrong(sums):
+        sums = _sums(analysis, optimizer)[analysis.begins_inside :]
+        if not _are_wrong(analysis, sums):
             continue
         largest = max(sums, key=lambda window: window.total)
         low = min(window.total for window in sums)
         yield analysis.finding_of(
             "sums-differ",
             "warning",
-            largest.share,
+            largest.shares[0],
             evidence={
                 "micro-batches": sorted({window.many for window in sums}),
                 "sums of shares": [window.total for window in sums],
@@ -577,26 +599,28 @@ def sums_differ(analysis: LedgerAnalysis) -> Iterator[Finding]:
         )
 
 
-def _are_wrong(sums: list[_StepSum]) -> bool:
-    """Return whether sums of means differ, and neither by a weight that is meant nor by one window that is longer.
-
-    A recording may have begun inside the first window.
-    """
-    if not _differ(sums[1:]) or not all(window.share.mean for window in sums):
+def _are_wrong(analysis: LedgerAnalysis, sums: list[_StepSum]) -> bool:
+    """Return whether sums differ, and neither by a weight that is meant nor by one window that is longer."""
+    if not _differ(sums):
         return False
     usual = modal_length(window.many for window in sums)
-    if _all_close([weight for window in sums for weight in window.weights]):
+    factors = [factor for window in sums for factor in window.factors]
+    if _all_close(factors):
         return _outgrow_one_divisor(sums, usual)
-    full = [window for window in sums[1:] if window.many == usual]
+    full = [window for window in sums if window.many == usual]
     totals = [window.total for window in full]
     # What only falls or only rises is a weight that follows a schedule.
     rising = sorted(totals)
-    return _differ(full) and totals != rising and totals != rising[::-1]
+    if not _differ(full) or totals in (rising, rising[::-1]):
+        return False
+    # What a sum is multiplied by is a weight, what it is divided by a count.
+    shares = [share for window in full for share in window.shares]
+    return all(share.mean or _is_divided(analysis, share) for share in shares)
 
 
 def _outgrow_one_divisor(sums: list[_StepSum], usual: int) -> bool:
     """Return whether one number divides windows of several lengths. The last one may have been cut short."""
-    odd = [window for window in sums[1:-1] if window.many != usual]
+    odd = [window for window in sums[:-1] if window.many != usual]
     whole = any(is_close(window.total, 1.0) for window in sums)
     longer = [window for window in sums if window.total > 1.001]
     return len(odd) > 1 and (not whole or len(longer) > 1)
@@ -606,45 +630,58 @@ def _outgrow_one_divisor(sums: list[_StepSum], usual: int) -> bool:
 
 
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
-    """Say what has to be meant for a healthy loop to be so: sums that are not 1, or differ, and uneven weights."""
+    """Say what has to be meant for a healthy loop to be so: uneven weights, and sums that differ or are not 1."""
     for shares in analysis.objectives.values():
-        yield _meant_sum(analysis, _several(shares))
-        yield _meant_uneven(shares)
+        ratio = max(map(_ratio, _uneven(shares)), default=1.0)
+        if ratio > 1:
+            yield f"elements that weigh up to {ratio:.3g} times as much as others are meant"
+    # The sums of several ranks may be whole together.
+    of_ranks = number(analysis.ledger.meta.get("ranks")) > 1
     for optimizer in analysis.optimizers:
-        sums = _sums(analysis, optimizer.optimizer)
-        # The sums of several ranks may be whole together.
-        whole_of_ranks = number(analysis.ledger.meta.get("ranks")) > 1
-        if whole_of_ranks and not all(window.share.mean for window in sums):
-            continue
-        if _differ(sums):
+        sums = _sums(analysis, optimizer)
+        shares = [share for window in sums for share in window.shares]
+        means = all(share.mean for share in shares)
+        if _differ(sums) and (means or not of_ranks):
             totals = [window.total for window in sums]
             yield f"sums of shares from {min(totals):.3g} to {max(totals):.3g} are meant"
+    for shares in analysis.objectives.values():
+        yield _meant_sum(analysis, shares)
 
 
-def _meant_sum(analysis: LedgerAnalysis, several: list[WindowShare]) -> str:
-    """Name the sum of each window's shares of a loss, where neither it nor that of all losses is 1."""
-    even = several and all(share.even for share in several)
-    if not even or not _all_close([share.total for share in several]):
-        return ""
-    share = several[0]
+def _adds_up_with_others(analysis: LedgerAnalysis, share: WindowShare) -> bool:
+    """Return whether the shares of a loss add up to 1, alone or with the others', or are a weight beside another."""
     totals = [other.total for other in analysis.in_same_step(share)]
-    if is_close(share.total, 1.0) or is_close(sum(totals), 1.0):
-        return ""
-    # A weight beside a loss that is whole is seen to be one where it is divided as well.
+    if analysis.adds_up_to(share, 1.0) or is_close(sum(totals), 1.0):
+        return True
     beside_a_whole = any(is_close(total, 1.0) for total in totals)
+    return beside_a_whole and _is_weight(analysis, share)
+
+
+def _is_weight(analysis: LedgerAnalysis, share: WindowShare) -> bool:
+    """Return whether a loss beside one that is whole is divided as well: what is left is its weight."""
     by_hand = is_close(share.by_hand[0] * share.many, 1.0)
-    if beside_a_whole and (by_hand or _divided(analysis, share)):
+    return by_hand or _divided(analysis, share) > 0
+
+
+def _meant_sum(analysis: LedgerAnalysis, shares: Sequence[WindowShare]) -> str:
+    """Name the sum of each window's shares of a loss, where neither it nor that of all losses is 1."""
+    whole = _several(shares)
+    if not whole or not all(share.even for share in whole):
         return ""
-    name = analysis.shares.objectives[share.objective]
-    of = "" if len(totals) == 1 else f" for {name}"
-    return f"a sum of {share.total:.3g} is meant in every step{of}"
+    if not _all_close([share.total for share in whole]):
+        return ""
+    share = whole[0]
+    if _adds_up_with_others(analysis, share):
+        return ""
+    if analysis.compares_samples(share):
+        return "each loss is meant to compare the samples of its whole window"
+    return (
+        f"a sum of {share.total:.3g} is meant in every step{_for_loss(analysis, share)}"
+    )
 
 
-def _meant_uneven(shares: Sequence[WindowShare]) -> str:
-    """Name how differently equal micro-batches weigh, where a weight or a `.grad` that fades may be meant."""
-    for share in _several(shares):
-        if share.judged and len(set(share.sizes)) == 1 and not share.alike:
-            return f"micro-batches that weigh from {share.least:.3g} to {max(share.weights):.3g} are meant"
-        if _only_the_last_is_smaller(share) and not is_close(*share.each[-2:]):
-            return "a last micro-batch that is smaller, and counts as much as the others, is meant"
-    return ""
+def _for_loss(analysis: LedgerAnalysis, share: WindowShare) -> str:
+    """Name a loss where it is one of several."""
+    if analysis.alone(share):
+        return ""
+    return f" for {analysis.shares.objectives[share.objective]}"

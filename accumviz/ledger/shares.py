@@ -38,8 +38,9 @@ _REASONS = (
     "another thread changed the same .grad while it ran",
     "over how many elements it sums was not recorded",
     "a hook on a tensor between the loss and the parameters changed the gradient",
+    "its backward has several losses, and which of them reach this optimizer is not recorded",
 )
-_CLOSURE, _PARTLY, _SCALED, _HOOKED, _OVERLAPPED, _UNCOUNTED, _BETWEEN = range(
+_CLOSURE, _PARTLY, _SCALED, _HOOKED, _OVERLAPPED, _UNCOUNTED, _BETWEEN, _AMONG = range(
     len(UNREAD), len(_REASONS)
 )
 
@@ -140,6 +141,12 @@ class Shares(Sequence[Share]):
         return self.take(slice(start, stop))
 
     @property
+    def in_closure(self) -> np.ndarray:
+        """For each row, whether a step's closure brought and erased it: one of several looks at the loss."""
+        brought: np.ndarray = self.unknown == _CLOSURE
+        return brought
+
+    @property
     def lost_sight(self) -> np.ndarray:
         """For each row, whether what became of the contribution in `.grad` is unknown."""
         is_unknown = self.unknown > 0
@@ -185,6 +192,7 @@ def shares(flow: Flow) -> Shares:
     terms = Terms(flow.events, backwards, _REASONS)
     # A row for each term of a reading's backward.
     many = terms.count[readings.backward]
+    readings = _told_apart(readings, many > 1)
     of = readings.at(np.repeat(np.arange(many.size), many))
     term = _counted_up(many)
     at = terms.first[of.backward] + term
@@ -231,6 +239,22 @@ def shares(flow: Flow) -> Shares:
         reasons=terms.reasons,
         left_out=left_out,
     )
+
+
+def _told_apart(readings: _Readings, several: np.ndarray) -> _Readings:
+    """Mark backwards of several losses that a hand scaled for one optimizer and not, or otherwise, for another."""
+    first = several & ~readings.erased & ~readings.again
+    backward = readings.backward[first]
+    by_hand = readings.by_hand[first]
+    size = readings.backward.max(initial=-1) + 1
+    highest = np.zeros(size)
+    lowest = np.full(size, np.inf)
+    np.maximum.at(highest, backward, by_hand)
+    np.minimum.at(lowest, backward, by_hand)
+    with np.errstate(invalid="ignore"):
+        differ = highest > (1 + SAME) * lowest
+    is_first_reason = differ[readings.backward] & (readings.reason == 0) & several
+    return readings._replace(reason=np.where(is_first_reason, _AMONG, readings.reason))
 
 
 def _counted_up(many: np.ndarray) -> np.ndarray:

@@ -69,6 +69,10 @@ _MASKED = {
     "MaskedFillBackward0": "_raw_saved_mask",
     "WhereBackward0": "_raw_saved_condition",
 }
+# What lies between a cross entropy and the products that it compares.
+_TURNED = _variants("T", "Transpose", "Permute")
+_SCALINGS = {"LogSoftmaxBackward0", *_TURNED, *_POWERS, *_SAME}
+_MOST_SCALINGS = 8
 _CROSS_ENTROPIES = _variants("NllLoss", "NllLoss2D")
 _OTHER_LOSSES = _variants(
     "MseLoss",
@@ -293,6 +297,8 @@ class _Terms:
         term = self.add(name, factor, reduction, elements)
         if held(node._raw_saved_weight) is not None:
             term["class_weights"] = True
+        if _compares_samples(node):
+            term["in_batch"] = True
 
     def _visit_reduction(self, node: Any, name: str, factor: _Factor) -> _Below:
         """Add a sum or a mean, or return the losses that were stacked for it."""
@@ -319,6 +325,34 @@ class _Terms:
         else:
             self.add(name, factor, kind, reduced.elements())
         return []
+
+
+def _compares_samples(node: Any) -> bool:
+    """Return whether a cross entropy's classes are the samples: products of each with each, none of them a weight."""
+    scores = held(node._raw_saved_self)
+    if scores is None or type(scores) not in PLAIN:
+        return False
+    shape = tuple(scores.shape)
+    if len(shape) != 2 or shape[0] != shape[1]:
+        return False
+    waiting = [node.next_functions[0][0]]
+    for _ in range(_MOST_SCALINGS):
+        if not waiting:
+            break
+        below = waiting.pop()
+        name = type(below).__name__
+        if name == "MmBackward0":
+            return not any(_is_weight(side) for side, _ in below.next_functions)
+        if name in _SCALINGS:
+            waiting += [side for side, _ in below.next_functions if side is not None]
+    return False
+
+
+def _is_weight(node: Any) -> bool:
+    """Return whether this is a parameter, or one that is transposed."""
+    if type(node).__name__ in _TURNED:
+        node = node.next_functions[0][0]
+    return node is None or type(node) is ACCUMULATE_GRAD
 
 
 def _note(row: Row, value: Any, put: Callable[[float], None]) -> None:
