@@ -439,7 +439,14 @@ def _read_again(
             "meant, nothing is wrong."
         )
     step = analysis.ledger[steps[0]]
-    below = _zeroed_below(analysis, optimizer, step, twice[0])
+    suggestion = _zeroed_below(analysis, optimizer, step, twice[0])
+    window = optimizer.windows[steps[0]]
+    own = [b for b in window if not _is_read_by_others(analysis, optimizer, b)]
+    # Below its step, what another network's loss brings afterwards would stay.
+    if 0 < len(own) < len(window):
+        first = analysis.ledger[own[0]]
+        above = analysis.code.added_above(first, zeroing(step))
+        suggestion = above if len(own) == 1 and knows(first, step) else ""
     return analysis.finding(
         "missing-zero-grad",
         "note" if kept else "error",
@@ -451,9 +458,20 @@ def _read_again(
             "backwards read again": len(twice),
         },
         cause=cause,
-        suggestion="" if kept else below,
+        suggestion="" if kept else suggestion,
         times=len(twice),
         optimizer=optimizer.optimizer,
+    )
+
+
+def _is_read_by_others(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, backward: int
+) -> bool:
+    """Return whether another optimizer's step used a backward."""
+    return any(
+        backward in other.first_step_of
+        for other in analysis.optimizers
+        if other is not optimizer
     )
 
 
