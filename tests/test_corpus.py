@@ -85,6 +85,14 @@ _SUGGESTED: dict[str, tuple[list[str], str]] = {
         ["if limit:", f"    norm = {_CLIP}", "    assert norm", *_EVERY_SECOND, "    optimizer.zero_grad()"],
         "",
     ),
+    "not moved across a line that reads what it assigns": (
+        [f"norm = {_CLIP}", "assert norm", *_EVERY_SECOND, "    optimizer.zero_grad()"],
+        "",
+    ),
+    "not taken out where it is all of its block": (
+        ["if i % 2:", "    optimizer.step()", "if limit:", "    optimizer.step()", "optimizer.zero_grad()"],
+        "",
+    ),
     "zeroed where micro-batches are counted": (_EVERY_SECOND, _ZERO),
     "not zeroed where a step may be skipped": ([f"if {_CLIP} < 1e9:", "    optimizer.step()"], ""),
     "not zeroed in one branch of two": (["if i % 3:", "    optimizer.step()", "else:", "    optimizer.step()"], ""),

@@ -1,14 +1,18 @@
 """Suggestions: the user's line as it is (`-`) and as it should be (`+`), beside one that stays.
 
 A suggestion is empty where no line that was recorded is the one to change, and where it would break the code: the
-line stands under a condition that the other place does not have, or the other place is not always reached.
+line stands under a condition that the other place does not have, the other place is not always reached, or the
+function would not compile, or has no such names as what is added or moved.
 """
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from textwrap import dedent
 from typing import NamedTuple
 
 from accumviz.ledger.events import Event
@@ -64,9 +68,10 @@ def replaced(event: Event, line: str) -> str:
     return f"- {literal(event.source)}\n+ {literal(line)}"
 
 
-class Head(NamedTuple):
-    """The line that begins a block: where it is, and its text."""
+class Line(NamedTuple):
+    """A line of code: where it is, and its text."""
 
+    file: str
     line: int
     text: str
 
@@ -79,33 +84,30 @@ class Code:
 
     def removed(self, event: Event) -> str:
         """Take this line out."""
-        return f"- {literal(event.source)}" if _place(event) else ""
+        return self._edit(event, [], taken=[_line(event)]) if _place(event) else ""
 
     def added_above(self, event: Event, line: str) -> str:
         """Add a line above this one."""
-        return f"+ {literal(line)}\n  {literal(event.source)}" if _place(event) else ""
+        return self._edit(event, [line]) if _place(event) else ""
 
     def added_below(self, event: Event, line: str) -> str:
         """Add a line below this one."""
-        return f"  {literal(event.source)}\n+ {literal(line)}" if _place(event) else ""
+        return self._edit(event, [line], below=True) if _place(event) else ""
 
     def moved_above(self, event: Event, other: Event) -> str:
         """Move this line above the other one."""
-        block = self._block(event, other)
-        if not block or not _place(other):
-            return ""
-        return "\n".join(
-            [*_marked("-", block), *_marked("+", block), f"  {literal(other.source)}"]
-        )
+        return self._moved(event, other, below=False)
 
     def moved_below(self, event: Event, other: Event) -> str:
         """Move this line below the other one."""
+        return self._moved(event, other, below=True)
+
+    def _moved(self, event: Event, other: Event, *, below: bool) -> str:
         block = self._block(event, other)
         if not block or not _place(other):
             return ""
-        return "\n".join(
-            [*_marked("-", block), f"  {literal(other.source)}", *_marked("+", block)]
-        )
+        texts = [line.text for line in block]
+        return self._edit(other, texts, below=below, taken=block)
 
     def zeroed_below(
         self, step: Event, backward: Event, zero: Event | None = None
@@ -120,32 +122,61 @@ class Code:
         is_call = _simple(step) and ("step(" in step.source or not step.via)
         if not counted or not is_call:
             return ""
-        added = f"  {literal(step.source)}\n+ {literal(zeroing(step))}"
-        if zero is None:
-            return added
-        guards = set(self._guards(zero)) - set(self._guards(step))
-        if guards or not _simple(zero):
-            return ""
-        return f"- {literal(zero.source)}\n{added}"
+        taken = []
+        if zero is not None:
+            if set(self._guards(zero)) - set(self._guards(step)) or not _simple(zero):
+                return ""
+            taken = [_line(zero)]
+        return self._edit(step, [zeroing(step)], below=True, taken=taken)
 
-    def _block(self, event: Event, other: Event) -> list[str]:
+    def _edit(
+        self,
+        place: Event,
+        added: list[str],
+        *,
+        below: bool = False,
+        taken: Sequence[Line] = (),
+    ) -> str:
+        """Add lines beside one that stays, and take some out; nothing where the code would not run."""
+        for at in (_line(place), *taken):
+            rows = _function(self._rows.get(at.file, []), at.line)
+            here = [
+                line for line in taken if line.file == at.file and line.line in rows
+            ]
+            if rows and at.line == place.line and at.file == place.file:
+                if not _has_names(rows, place.line, added, here):
+                    return ""
+                row = rows[place.line]
+                block = [row[: _indent(row)] + text for text in added]
+                block.insert(0 if below else len(block), row)
+                rows[place.line] = "\n".join(block)
+            for line in here:
+                del rows[line.line]
+            if rows and not _parsed(rows.values()):
+                return ""
+        plus = _marked("+", added)
+        if added:
+            plus.insert(0 if below else len(plus), f"  {literal(place.source)}")
+        return "\n".join([*_marked("-", [line.text for line in taken]), *plus])
+
+    def _block(self, event: Event, other: Event) -> list[Line]:
         """Return a line that is to stand beside another one, below the condition that it has and the other has not."""
         if not _simple(event):
             return []
         theirs = self._guards(other)
         guards = [guard for guard in self._guards(event) if guard not in theirs]
         if not guards:
-            return [event.source]
+            return [_line(event)]
         guard, *more = guards
         whole = guard.text.startswith("if ") and guard.text.endswith(":")
         if more or not whole or not self._is_alone(event, guard):
             return []
-        return [guard.text, f"    {event.source}"]
+        return [guard, _line(event)._replace(text=f"    {event.source}")]
 
-    def _guards(self, event: Event) -> list[Head]:
+    def _guards(self, event: Event) -> list[Line]:
         """Return the conditions under which a line is reached, in its function: the innermost first."""
         rows = self._rows.get(event.file, [])[: event.line]
-        guards: list[Head] = []
+        guards: list[Line] = []
         if not rows:
             return guards
         indent = _indent(rows[-1])
@@ -157,10 +188,10 @@ class Code:
             if code.startswith(("def ", "async def ", "class ")):
                 break
             if _GUARD.match(code):
-                guards.append(Head(number, code))
+                guards.append(Line(event.file, number, code))
         return guards
 
-    def _is_alone(self, event: Event, head: Head) -> bool:
+    def _is_alone(self, event: Event, head: Line) -> bool:
         """Return whether a line is all that its condition is for."""
         rows = self._rows[event.file]
         above = [row for row in rows[head.line : event.line - 1] if row.strip()]
@@ -169,6 +200,76 @@ class Code:
         ends = not below or _indent(below[0]) <= indent
         otherwise = ends and below and below[0].strip().startswith(("else", "elif"))
         return not above and ends and not otherwise
+
+
+def _line(event: Event) -> Line:
+    return Line(event.file, event.line, event.source)
+
+
+def _function(rows: list[str], line: int) -> dict[int, str]:
+    """Return the lines of the function that a line is in, by their numbers; all where it is in none."""
+    first, last = 1, len(rows)
+    if not 0 < line <= last:
+        return {}
+    indent = _indent(rows[line - 1])
+    for number in range(line, 0, -1):
+        row = rows[number - 1]
+        if not _ends(row, indent - 1):
+            continue
+        indent = _indent(row)
+        if row.lstrip().startswith(("def ", "async def ")):
+            ends = [at for at in range(number, last) if _ends(rows[at], indent)]
+            first, last = number, min(ends, default=last)
+            break
+    return dict(enumerate(rows[first - 1 : last], first))
+
+
+def _ends(row: str, indent: int) -> bool:
+    """Return whether a line of code stands no further to the right than this."""
+    is_code = row.strip() and not row.lstrip().startswith((")", "#"))
+    return bool(is_code) and _indent(row) <= indent
+
+
+def _parsed(rows: Iterable[str]) -> ast.Module | None:
+    """Return the tree of some lines; None where they do not compile."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(dedent("\n".join(rows)))
+        except (SyntaxError, ValueError):
+            return None
+
+
+def _has_names(
+    rows: Mapping[int, str], line: int, added: list[str], taken: list[Line]
+) -> bool:
+    """Return whether a function has the names of added lines, and those that move cross none that they need."""
+    tree, block = _parsed(rows.values()), _parsed(added)
+    if tree is None or block is None:
+        return False
+    first = min(rows)
+    moved = {each.line - first + 1 for each in taken}
+    span = sorted({line - first + 1, *moved})
+    crossed = set(range(span[0], span[-1] + 1)) - moved
+    arguments = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    bound = arguments | _names(tree, ast.expr_context)
+    return (
+        _names(block, ast.Load) <= bound
+        and not _names(tree, ast.Store, moved) & _names(tree, ast.expr_context, crossed)
+        and not _names(tree, ast.Load, moved) & _names(tree, ast.Store, crossed)
+    )
+
+
+def _names(
+    tree: ast.AST, context: type[ast.expr_context], lines: set[int] | None = None
+) -> set[str]:
+    """Return the names that code reads or binds, in these lines."""
+    return {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, context)
+        if lines is None or node.lineno in lines
+    }
 
 
 def _indent(row: str) -> int:
