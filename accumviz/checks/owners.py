@@ -60,7 +60,7 @@ def parameter_outside_or_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
 def _nothing_to_step_on(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find steps without any gradient, where backwards only reach what no optimizer has."""
     ledger = analysis.ledger
-    reached = analysis.contributed.any(axis=1)
+    reached = np.any(analysis.contributed, axis=1)
     every = analysis.at("backward")
     if reached[every].all() or ledger.meta.get("steps_elsewhere"):
         return
