@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -476,10 +477,34 @@ def test_a_page_opens_with_the_report_and_a_finding_leads_to_its_event_and_line(
     frame = root.locator(".av-frame > *").first
     assert "1 mistake: loss-not-divided." in frame.inner_text() and "K = 4" in frame.inner_text()
     watched.played.press("End")
-    root.get_by_role("button", name=re.compile("^line ")).first.click()
+    root.locator(".av-leads").click()
     assert f"Event {player.report.findings[0].event}," in watched.played.said
     line = root.locator(".av-line[aria-current]")
     assert line.locator(".av-flag").inner_text() == "← loss-not-divided"
     shares, time = (root.locator(f".av-in-{name}").bounding_box() for name in ("shares", "time"))
     assert shares["y"] < time["y"], "what judges stands before what happened"
     assert watched.complaints == watched.foreign == []
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_of_several_findings_the_first_is_open_and_each_leaves_the_player_in_sight(show: Show, width: int) -> None:
+    loop = windows(4, 4, factor=1.0).ledger
+    player = play(loop)
+    report = av.check(loop)
+    others = tuple(replace(report.findings[0], rule=f"another-rule-{i}") for i in range(4))
+    player.report, player.about = replace(report, findings=(*report.findings, *others)), "K = 4"
+    watched = show(player, width=width)
+    root = watched.played.root
+    assert root.locator(".av-leads:visible").count() == 1
+    root.locator("summary", has_text="another-rule-3").click()
+    root.locator(".av-leads:visible").last.click()
+    bar = root.locator(".av-frame > .av-top").bounding_box()
+    assert bar["y"] >= 0 and bar["y"] + bar["height"] <= watched.page.viewport_size["height"]
+    flags = root.locator(".av-flag")
+    assert flags.count() == 1 and flags.inner_text().count(", ") == 4, "a line has one mark for all of its findings"
+    code = root.locator(".av-flagged code").bounding_box()
+    assert code["width"] > 90, "what is marked is read"
+    root.locator("summary", has_text="another-rule-3").click()
+    watched.page.emulate_media(media="print")
+    assert root.get_by_text("the step reads 4 times").count() == 5
+    assert root.locator(".av-found article").last.locator("p").first.is_visible()
