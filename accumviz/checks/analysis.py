@@ -305,7 +305,7 @@ class LedgerAnalysis:
         self.events = ledger.columns
         self.shares = ledger.shares()
         contributed = ledger.state & CONTRIBUTED
-        self.contributed = contributed.astype(bool)
+        self.contributed: Any = contributed.astype(bool)
         self.backward = self.events.where("kind", "backward")
         self.ranks = self.events.column("rank")
 
