@@ -416,6 +416,20 @@ def test_two_optimizers_that_apply_one_gradient_to_a_parameter_are_found() -> No
     assert found(Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)) == []
 
 
+def test_a_schedule_that_moves_on_with_skipped_steps_is_a_condition() -> None:
+    rows: list[dict[str, Any]] = []
+    for skipped in (True, True, True, False):
+        rows += [
+            {"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 1.0}, "details": {"terms": [term(8, 1.0)]}},
+            {"kind": "step", "grad": {"w": 1.0}, "details": {"optimizer_index": 0, "skipped": skipped}},
+            {"kind": "schedule", "grad": {"w": 1.0}, "details": {"optimizer_index": 0, "lr": [0.1]}},
+            {"kind": "zero_grad"},
+        ]
+    report = av.check(Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows))
+    assert "moves on with 3 steps that the scaler skipped" in report.condition
+    assert (report.counts["steps"], report.counts["skipped steps"]) == (1, 3)
+
+
 def _beside(factor: float) -> Play:
     """A loss that is divided, and another one of the same backward that may not be."""
     play = Play()

@@ -223,7 +223,10 @@ class _Judged:
 def _judge(ledger: Ledger, rank: int | None) -> _Judged:
     backwards = int(ledger.columns.where("kind", "backward").sum())
     steps = int(ledger.columns.where("kind", "step").sum())
-    counts = {"events": len(ledger), "backwards": backwards, "steps": steps}
+    skipped = int(ledger.columns.skipped.sum())
+    counts = {"events": len(ledger), "backwards": backwards, "steps": steps - skipped}
+    if skipped:
+        counts["skipped steps"] = skipped
     judged = _Judged(rank, counts)
     judged.reason = _nothing_to_judge(ledger, backwards, steps)
     if not backwards:

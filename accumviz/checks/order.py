@@ -20,6 +20,9 @@ from accumviz.checks.suggestions import calling_line
 from accumviz.ledger.events import CHANGED, PRESENT, Event
 from accumviz.ledger.flow import SAME, number
 
+# Of a scaler that begins too high, so few steps are skipped.
+_AGAIN = 3
+
 
 def lines_of(
     analysis: LedgerAnalysis, event: int, step: int, *others: int
@@ -326,16 +329,36 @@ def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     for _, schedules, _ in _stepped_too_often(analysis):
         if _comes_to_nothing(analysis, schedules):
             yield "a schedule of the micro-batches is meant"
+    for optimizer in analysis.optimizers:
+        idle = _after_skipped_steps(optimizer, _schedules(analysis, optimizer))
+        if idle >= _AGAIN:
+            yield f"a schedule that moves on with {idle} steps that the scaler skipped is meant"
+
+
+def _schedules(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> np.ndarray:
+    """Return the steps of an optimizer's scheduler."""
+    every = analysis.at("schedule")
+    index = analysis.events.detail("optimizer_index", 0)[every]
+    mine: np.ndarray = every[index == optimizer.optimizer]
+    return mine
+
+
+def _after_skipped_steps(optimizer: OptimizerHistory, schedules: np.ndarray) -> int:
+    """Count the steps of a scheduler since the last of which the scaler skipped all steps."""
+    idle = 0
+    for pair in pairwise([-1, *schedules.tolist()]):
+        skipped = between(optimizer.skipped, *pair)
+        taken = between(optimizer.steps, *pair)
+        idle += skipped.size > 0 and not taken.size
+    return idle
 
 
 def _stepped_too_often(
     analysis: LedgerAnalysis,
 ) -> Iterator[tuple[OptimizerHistory, np.ndarray, list[int]]]:
     """Return optimizers whose scheduler steps between the backwards of most windows: its steps, and theirs."""
-    every = analysis.at("schedule")
     for optimizer in analysis.optimizers:
-        index = analysis.events.detail("optimizer_index", 0)[every]
-        schedules = every[index == optimizer.optimizer]
+        schedules = _schedules(analysis, optimizer)
         windows = {s: used for s, used in optimizer.windows.items() if len(used) > 1}
         steps = [s for s in windows if _between_all(schedules, windows[s])]
         if not schedules.size or 2 * len(steps) <= len(windows):

@@ -115,7 +115,8 @@ class Report(Displayed):
     def not_seen(self) -> str:
         """What healthy says nothing of, where a step has several micro-batches; empty elsewhere."""
         backwards = self.counts.get("backwards", 0)
-        several = backwards > self.counts.get("steps", 0)
+        steps = self.counts.get("steps", 0) + self.counts.get("skipped steps", 0)
+        several = backwards > steps
         return _NOT_SEEN if self.healthy and several else ""
 
     def __str__(self) -> str:
