@@ -905,8 +905,9 @@ def test_a_recording_that_stopped_is_not_healthy_and_its_mistakes_are_found() ->
     assert "CUDA graph" in av.check(captured.ledger).reason
 
 
-def test_a_ledger_without_terms_has_no_verdict_and_says_which_rules_need_them() -> None:
-    play = played(RIGHT)
+@pytest.mark.parametrize("events", [RIGHT, "1sz" * 3])
+def test_a_ledger_without_terms_has_no_verdict_and_says_which_rules_need_them(events: str) -> None:
+    play = played(events)
     for row in play.rows:
         row.get("details", {}).pop("terms", None)
     report = av.check(play.ledger)
@@ -1011,6 +1012,7 @@ _KEYS = (
 @example(seed=120)  # a share of a loss that its backward does not have
 @example(seed=48644)  # averaged after a step that read nothing
 @example(seed=3828)  # infinite norms of a step, where ranks are compared
+@example(seed=21570)  # rates that are no numbers
 @settings(max_examples=examples(150), deadline=None)
 def test_a_ledger_of_nonsense_is_judged_without_an_error(seed: int) -> None:
     rng = random.Random(seed)

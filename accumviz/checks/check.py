@@ -319,30 +319,27 @@ def _reasons_of(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> Iterat
 def _unread(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> str:
     """Say why it is not known what an optimizer's steps weighed, if it is not.
 
-    A step of one backward weighs its elements alike, whatever its loss is made of; of the looks at a loss that a
-    closure takes, the last counts.
+    Of the looks at a loss that a closure takes, the last counts.
     """
     mine = analysis.shares.optimizer == optimizer.optimizer
     shares = analysis.shares.take(mine & ~analysis.shares.erased)
-    backwards = np.bincount(shares.step, weights=shares.term == 0)
-    needed = (backwards[shares.step] > 1) | shares.lost_sight
-    if not shares.in_closure.all():
-        needed &= ~shares.in_closure
-    unknown = shares.unknown[needed]
-    lacking = int((unknown > 0).sum())
-    if not lacking:
+    counts = ~shares.in_closure | shares.in_closure.all()
+    unknown = shares.unknown[counts]
+    if not unknown.any():
         return ""
-    code, _ = Counter(unknown[unknown > 0].tolist()).most_common(1)[0]
     said = "what the micro-batches weigh is not known"
-    if lacking < unknown.size:
-        said = f"{lacking} of {unknown.size} shares are unknown"
+    if not unknown.all():
+        said = _how_many(unknown)
     of = f" for {optimizer.name}" if len(analysis.optimizers) > 1 else ""
-    return f"{said}{of}: {shares.reasons[code]}"
+    return f"{said}{of}: {_most_frequent(analysis, unknown)}"
 
 
-def _most_frequent(analysis: LedgerAnalysis) -> str:
+def _how_many(unknown: np.ndarray) -> str:
+    return f"{np.count_nonzero(unknown)} of {unknown.size} shares are unknown"
+
+
+def _most_frequent(analysis: LedgerAnalysis, unknown: np.ndarray) -> str:
     """Return the most frequent reason why a share is unknown."""
-    unknown = analysis.shares.unknown
     code, _ = Counter(unknown[unknown > 0].tolist()).most_common(1)[0]
     return analysis.shares.reasons[code]
 
@@ -365,10 +362,9 @@ def _unjudged(analysis: LedgerAnalysis) -> dict[str, str]:
 
 def _lacking_of_shares(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what is in no share, or of which shares."""
-    unknown = analysis.shares.unknown[analysis.shares.term == 0] > 0
+    unknown = analysis.shares.unknown[analysis.shares.term == 0]
     if unknown.any():
-        many = f"{int(unknown.sum())} of {unknown.size} shares are unknown"
-        yield f"{many}: {_most_frequent(analysis)}"
+        yield f"{_how_many(unknown)}: {_most_frequent(analysis, unknown)}"
     astray = analysis.backward & ~analysis.contributed.any(axis=1)
     if analysis.ledger.meta.get("steps_elsewhere") and astray.any():
         yield (

@@ -232,7 +232,7 @@ def _write(finding: Finding, page: _Lines, paint: Callable[[str, str], str]) -> 
 def _write_code(finding: Finding, page: _Lines) -> None:
     """Write the user's line with a caret below it, and the lines around it."""
     page.add_code(f"  {literal(finding.file)}:{finding.line}")
-    rows = ((finding.line, finding.source),)
+    rows: tuple[tuple[int, str], ...] = ((finding.line, finding.source),)
     place = finding.file, finding.line
     if finding.around and place not in page.shown:
         rows = finding.around
