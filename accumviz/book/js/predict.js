@@ -5,8 +5,8 @@ import { mount } from "./question.js";
 
 /** @typedef {HTMLElement & {accumvizAsks?: boolean}} Root */
 
-const { dataset } = document.documentElement;
-const opens = "avBook" in dataset && !("avPredicts" in dataset);
+const page = document.documentElement;
+const opens = "avBook" in page.dataset && !("avPredicts" in page.dataset);
 
 for (const root of /** @type {NodeListOf<Root>} */ (document.querySelectorAll(".accumviz[data-av-predict]"))) {
   if (opens || root.accumvizAsks) continue;
@@ -15,7 +15,7 @@ for (const root of /** @type {NodeListOf<Root>} */ (document.querySelectorAll(".
     mount(root);
   } catch (error) {
     delete root.dataset.avState; // the question stays a plain one
-    document.documentElement.classList.remove("av-asks"); // and nobody is left before a gate that cannot open
+    page.classList.remove("av-asks"); // and nobody is left before a gate that cannot open
     console.warn(error);
   }
 }

@@ -14,11 +14,11 @@ const button = (name, text, click) => h(`button.${name}`, { type: "button", clic
 
 /** The parts of a question that Python wrote. @param {HTMLElement} root */
 function partsOf(root) {
-  const ask = /** @type {HTMLElement} */ (root.querySelector(":scope > .av-ask"));
-  const reveal = /** @type {HTMLDetailsElement} */ (root.querySelector(":scope > .av-reveal"));
+  const ask = /** @type {HTMLElement} */ (root.querySelector(".av-ask"));
+  const reveal = /** @type {HTMLDetailsElement} */ (root.querySelector(".av-reveal"));
   /** @type {NodeListOf<HTMLTableRowElement>} */
   const others = reveal.querySelectorAll(":scope > .av-others > tbody > tr");
-  const reasons = [...others].map((row) => copy(row.cells[1]));
+  const reasons = () => [...others].map((row) => copy(row.cells[1]));
   const question = /** @type {HTMLElement} */ (ask.querySelector(".av-question"));
   const list = ask.querySelector(":scope > ul");
   return { ask, reveal, question, list, reasons };
@@ -52,7 +52,7 @@ export function mount(root) {
   const unique = `av-${Math.random().toString(36).slice(2)}`;
   const { ask, reveal, question, list, reasons } = partsOf(root);
   // A page saved from a browser holds what an earlier run had made.
-  for (const old of ask.querySelectorAll(":scope > .av-made")) old.remove();
+  for (const old of ask.querySelectorAll(".av-made")) old.remove();
   const way = list ? byChoice(list, secret, unique) : byNumber(secret);
   const help = h("p.av-help", { id: `${unique}-help`, "aria-live": "polite" });
   const verdict = h("div.av-verdict.av-made", { "aria-live": "polite" });
@@ -63,6 +63,13 @@ export function mount(root) {
     help.classList.toggle("av-wanted", text !== "");
     way.invalid(text !== "");
   }
+  const isAsked = () => /asked|retry/.test(root.dataset.avState ?? "");
+  /** Show a state, and what it opens. @param {string} state */
+  function show(state) {
+    root.dataset.avState = state;
+    reveal.open = !isAsked();
+    gate(root, reveal.open);
+  }
   /** What was said so far, last of all null when the reader asked to be shown. @type {(string | null)[]} */
   let tries = [];
 
@@ -70,12 +77,10 @@ export function mount(root) {
   function settle() {
     const said = tries[tries.length - 1] ?? "";
     const state = stateOf(way, tries);
-    verdict.replaceChildren(verdictOn(way, state, said, reasons.map(copyAll), tries[0]));
-    root.dataset.avState = state;
+    verdict.replaceChildren(verdictOn(way, state, said, reasons(), tries[0]));
     if (state === "retry") way.ruleOut(said);
     else way.mark(state === "skipped" ? null : said);
-    reveal.open = state !== "retry";
-    gate(root, reveal.open);
+    show(state);
     if (reveal.open) dispatchEvent(new Event("resize")); // what was folded away had no size
   }
   /** @param {string | null} said */
@@ -95,9 +100,7 @@ export function mount(root) {
   }
   function begin() {
     tries = [];
-    root.dataset.avState = "asked";
-    reveal.open = false;
-    gate(root, false);
+    show("asked");
     verdict.replaceChildren();
     way.clear();
     complain("");
@@ -123,12 +126,20 @@ export function mount(root) {
     if (!event.repeat) submit();
   });
   reveal.addEventListener("toggle", () => {
-    if (reveal.open && /asked|retry/.test(root.dataset.avState ?? "")) commit(null);
+    if (reveal.open && isAsked()) commit(null);
   });
-  printed(root, reveal);
+  // Paper holds every answer.
+  let screen = "";
+  addEventListener("beforeprint", () => {
+    screen = root.dataset.avState ?? "";
+    if (isAsked()) show("printed");
+  });
+  addEventListener("afterprint", () => show(screen));
   question.id = `${unique}-question`;
   root.tabIndex = -1;
-  name([[root, "group"], way.role ?? [form, "radiogroup"]], question.id);
+  put(root, { role: "group", "aria-labelledby": question.id });
+  const [answered, role] = way.role ?? [form, "radiogroup"];
+  put(answered, { role, "aria-labelledby": question.id });
   way.first.setAttribute("aria-describedby", help.id);
   (list ?? question).after(form);
   ask.append(verdict, button("av-again.av-made", "Ask me again", again));
@@ -139,25 +150,6 @@ export function mount(root) {
     tries.push(said);
     settle();
   }
-}
-
-/** Paper holds every answer. @param {HTMLElement} root @param {HTMLDetailsElement} reveal */
-function printed(root, reveal) {
-  const all = document.documentElement.classList;
-  let state = "";
-  addEventListener("beforeprint", () => {
-    state = root.dataset.avState ?? "";
-    if (!/asked|retry/.test(state)) return;
-    root.dataset.avState = "printed";
-    reveal.open = true;
-    all.remove("av-asks");
-  });
-  addEventListener("afterprint", () => {
-    if (!/asked|retry/.test(state)) return;
-    root.dataset.avState = state;
-    reveal.open = false;
-    all.add("av-asks");
-  });
 }
 
 /** The tries that a browser kept, if they make sense. @param {unknown} kept @param {Way} way */
@@ -172,15 +164,4 @@ function stateOf(/** @type {Way} */ way, /** @type {(string | null)[]} */ tries)
   if (said === null) return "skipped";
   if (way.isRight(said)) return "right";
   return tries.length < way.tries ? "retry" : "wrong";
-}
-
-/** @param {Node[]} nodes */
-const copyAll = (nodes) => nodes.map((node) => node.cloneNode(true));
-
-/** @param {[HTMLElement, string][]} roles @param {string} question the id of the question, which names them */
-function name(roles, question) {
-  for (const [element, role] of roles) {
-    element.setAttribute("role", role);
-    element.setAttribute("aria-labelledby", question);
-  }
 }
