@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -460,7 +461,11 @@ def test_view_writes_the_player_beside_the_file_and_opens_it(
     code, out, _ = said(capsys, "view", "--no-open", tmp_path / "x.ledger")
     assert code == 0
     assert out == f"{tmp_path / 'x.ledger.html'}\n"
-    assert av.play(av.load(tmp_path / "x.ledger")).to_html() in Path(out.strip()).read_text("utf-8")
+    written = datetime.fromtimestamp((tmp_path / "x.ledger").stat().st_mtime).astimezone()
+    player = av.play(av.load(tmp_path / "x.ledger"))
+    player.report = av.check(player.ledger)
+    player.about = f"{written:%Y-%m-%d %H:%M} · K = 2 · 3 steps"
+    assert player.to_html() in Path(out.strip()).read_text("utf-8")
 
 
 def test_exports_hold_every_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
