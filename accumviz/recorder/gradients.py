@@ -60,17 +60,17 @@ class State(IntEnum):
 
 
 NEW, ARRIVED, HELD, READ, UNKNOWN = State
-# A leaf, and its elements or its norm.
+# A leaf and its norm, or (`~leaf`) its elements.
 Sample = tuple[int, list[float]]
 
 
 class Gradients:
     """The recorded leaves by index: hooked, watched for changes of `.grad`, and reduced to numbers.
 
-    `small` are the leaves whose elements are kept one by one; `present` holds the PRESENT bit of each, one byte a
-    leaf. `taken` are leaves whose `.grad` a library changes or takes away while a backward runs: what comes to them is
-    held. `changeable` are those with hooks of the user's before autograd adds, `rewritable` those with hooks after it,
-    whose `.grad` may not be what came. `events` counts the events.
+    `small` are the leaves whose elements are kept one by one, with their sizes; `present` holds the PRESENT bit of
+    each, one byte a leaf. `taken` are leaves whose `.grad` a library changes or takes away while a backward runs: what
+    comes to them is held. `changeable` are those with hooks of the user's before autograd adds, `rewritable` those with
+    hooks after it, whose `.grad` may not be what came. `events` counts the events.
     """
 
     def __init__(self, named: Named, exact: int) -> None:
@@ -92,7 +92,7 @@ class Gradients:
         self._shapes = [tuple(local(tensor).shape) for tensor in self.tensors]
         # As they are when the recording opens: what a leaf of another size holds is not known one by one.
         self.sizes = [prod(shape) for shape in self._shapes]
-        self.small = dict.fromkeys(self._small(exact))
+        self.small = {i: self.sizes[i] for i in self._small(exact)}
         self._index = named.index
         self.changeable: set[int] = set()
         self.rewritable: set[int] = set()
@@ -313,26 +313,17 @@ class Gradients:
         changed = self.update()
         if changed or self._last is None or not self.watches:
             return changed
-        i, before = self._last
-        grad = self.tensors[i].grad
+        place, before = self._last
+        grad = self.tensors[max(place, ~place)].grad
         if grad is None or not readable(grad):
             return []
-        numbers = _elements if self._is_whole(i, grad) else host_norms
+        numbers = _elements if place < 0 else host_norms
         now = numbers([grad])
-        if now == before:
-            return []
-        pairs = zip(before, now, strict=False)
-        if all(a == b or math.isnan(b) for a, b in pairs):
+        if now == before or not _differ(before, now):
             return []
         # A change through `.data` is one of all.
         self._last = None
         return [i for i in range(len(self)) if self.present[i]]
-
-    def _is_whole(self, i: int, tensor: torch.Tensor) -> bool:
-        """Return whether the elements of this tensor of a leaf are kept one by one."""
-        if i not in self.small or tensor.layout is not _STRIDED:
-            return False
-        return tensor.numel() == self.sizes[i]
 
     def read_grads(self, row: Row, indices: Iterable[int]) -> None:
         """Give a row the `.grad` of these leaves: elements of small tensors, norms of large ones."""
@@ -355,9 +346,10 @@ class Gradients:
             return None
         if not readable(*tensors):
             leaves, tensors = self._readable_ones(row, what, leaves, tensors)
+        small = self.small
         kinds: dict[Any, tuple[list[int], list[torch.Tensor]]] = {}
         for i, tensor in zip(leaves, tensors, strict=True):
-            whole = self._is_whole(i, tensor)
+            whole = tensor.layout is _STRIDED and tensor.numel() == small.get(i)
             kind = whole, tensor.dtype, tensor.device
             places, members = kinds.setdefault(kind, ([], []))
             places.append(~i if whole else i)
@@ -370,11 +362,10 @@ class Gradients:
                 row.take_leaves(what, places, parts)
                 continue
             values = _elements(members) if whole else host_norms(members)
-            row.give(what, places, values)
+            row.given.append((what, tuple(places), values))
             if sample is None:
-                place = places[0]
                 end = first.numel() if whole else 1
-                sample = max(place, ~place), values[:end]
+                sample = places[0], values[:end]
         return sample
 
     def _readable_ones(
@@ -401,9 +392,9 @@ class Gradients:
     def weigh(self, row: Row) -> None:
         """Give a row the weights of the small leaves, those of FSDP as shards only."""
         leaves, weights = list[int](), list[torch.Tensor]()
-        for i in self.small:
+        for i, size in self.small.items():
             tensor = local(self.tensors[i])
-            if readable(tensor) and self._is_whole(i, tensor):
+            if readable(tensor) and tensor.numel() == size:
                 leaves.append(i)
                 weights.append(tensor)
         self.read(row, "weight", leaves, weights)
@@ -419,7 +410,11 @@ class Gradients:
 
         What FSDP gathers is no tensor, and a tensor made for inference counts no versions.
         """
-        return [leaf._version for leaf in self._ends if not leaf.is_inference()]
+        versions = []
+        for leaf in self._ends:
+            if not leaf.is_inference():
+                versions.append(leaf._version)
+        return versions
 
     def owns(self, owner: Any) -> bool:
         """Return whether any of an optimizer's, a module's or a list's tensors is recorded."""
@@ -553,15 +548,9 @@ def _note(
 ) -> None:
     """Hold what comes to a leaf that has a `.grad`, or remember by what to know it again."""
     if i in gradients.changeable:
-        first, version = running.hooked.pop(i, (None, 0))
-        if first is not grad or version != grad._version:
-            running.by_hook.add(i)
+        _note_changed(running, i, grad)
     if running.state[i] != NEW:
-        # A further part, as reentrant checkpoints of a shared layer bring it; they are added up in `.grad`.
-        if running.state[i] == ARRIVED:
-            running.arrived[i] = None
-        else:
-            running.state[i] = UNKNOWN
+        _note_further(running, i)
         return
     running.reached.append(i)
     kept = i in gradients.taken or i in gradients.rewritable
@@ -580,12 +569,33 @@ def _note(
         unseen(gradients.read_held, running, stream)
 
 
+def _note_changed(running: Backward, i: int, grad: torch.Tensor) -> None:
+    """Note whether hooks of the user's have changed what comes to a leaf."""
+    first, version = running.hooked.pop(i, (None, 0))
+    if first is not grad or version != grad._version:
+        running.by_hook.add(i)
+
+
+def _note_further(running: Backward, i: int) -> None:
+    """Note a further part, as reentrant checkpoints of a shared layer bring it; they are added up in `.grad`."""
+    if running.state[i] == ARRIVED:
+        running.arrived[i] = None
+    else:
+        running.state[i] = UNKNOWN
+
+
 def _elements(tensors: list[torch.Tensor]) -> list[float]:
     """Return the elements of tensors in host memory."""
     elements = list[float]()
     for tensor in tensors:
         elements += tensor.flatten().tolist()
     return elements
+
+
+def _differ(before: list[float], now: list[float]) -> bool:
+    """Return whether a number has changed into another that is known."""
+    pairs = zip(before, now, strict=False)
+    return any(old != new and not math.isnan(new) for old, new in pairs)
 
 
 def _stream(grad: torch.Tensor) -> int:

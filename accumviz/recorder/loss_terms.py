@@ -104,7 +104,11 @@ class _UnreadableError(Exception):
 
 def _below(node: Any) -> list[tuple[Any, int]]:
     """Return what is below a node: for each of its inputs, the node that made it and which of its outputs it is."""
-    return [_past_identities(below, at) for below, at in node.next_functions]
+    inputs: list[tuple[Any, int]] = list(node.next_functions)
+    for place, (below, at) in enumerate(inputs):
+        if type(below).__name__ in _IDENTITIES:
+            inputs[place] = _past_identities(below, at)
+    return inputs
 
 
 def _past_identities(node: Any, at: int) -> tuple[Any, int]:
@@ -120,11 +124,13 @@ def _past_identities(node: Any, at: int) -> tuple[Any, int]:
 def _only_parent(node: Any) -> Any:
     """Return the one node below this one; None where there is none, or several."""
     only = None
-    for parent, _ in _below(node):
-        if parent is not None:
-            if only is not None:
-                return None
-            only = parent
+    for below, at in node.next_functions:
+        parent = below
+        if type(below).__name__ in _IDENTITIES:
+            parent, _ = _past_identities(below, at)
+        if only is not None and parent is not None:
+            return None
+        only = only or parent
     return only
 
 
@@ -268,9 +274,8 @@ class _Terms:
         if abs(own) != 1:
             term["own"] = own if math.isfinite(own) else None
         if len(constants) > 1:
-            term["constants"] = (
-                constants if all(map(math.isfinite, constants)) else None
-            )
+            are_finite = all(map(math.isfinite, constants))
+            term["constants"] = constants if are_finite else None
 
     def _visit(self, node: Any, name: str, factor: _Factor) -> _Below:
         """Add the loss that this node is, or return what is added up below it, each with its factor."""
@@ -335,17 +340,25 @@ def _compares_samples(node: Any) -> bool:
     shape = tuple(scores.shape)
     if len(shape) != 2 or shape[0] != shape[1]:
         return False
-    waiting = [node.next_functions[0][0]]
+    product = _product(node.next_functions[0][0])
+    if product is None:
+        return False
+    return not any(_is_weight(side) for side, _ in product.next_functions)
+
+
+def _product(node: Any) -> Any:
+    """Return the product of matrices whose scaled elements this node makes; None where it makes others."""
+    waiting = [node]
     for _ in range(_MOST_SCALINGS):
         if not waiting:
             break
         below = waiting.pop()
         name = type(below).__name__
         if name == "MmBackward0":
-            return not any(_is_weight(side) for side, _ in below.next_functions)
+            return below
         if name in _SCALINGS:
             waiting += [side for side, _ in below.next_functions if side is not None]
-    return False
+    return None
 
 
 def _is_weight(node: Any) -> bool:
@@ -533,21 +546,25 @@ class _Reduced:
             self._mask(_counted_targets(self.node))
         if not self._masks:
             return self.count
-        first, *others = self._masks
-        size = first.numel()
-        if (others and size != self.count) or not size:
+        size = self._masks[0].numel()
+        if (len(self._masks) > 1 and size != self.count) or not size:
             raise _UnreadableError(_NESTED)
         for mask in self._masks:
             if not readable(mask) or mask.dtype.is_complex or mask.numel() != size:
                 raise _UnreadableError(_NESTED)
         with torch.no_grad():
-            weights = first.reshape(-1)
-            for other in others:
-                weights = weights * other.reshape(-1)
-            total = weights.sum() * (self.count // size)
-            if weights.dtype is not torch.bool:
-                total = torch.where(weights.min() < 0, math.nan, total)
-            return _number(total)
+            return _number(_sum_of_product(self._masks) * (self.count // size))
+
+
+def _sum_of_product(masks: list[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of the weights that masks are together; NaN where one is negative."""
+    weights = masks[0].reshape(-1)
+    for mask in masks[1:]:
+        weights = weights * mask.reshape(-1)
+    total = weights.sum()
+    if weights.dtype is not torch.bool:
+        total = torch.where(weights.min() < 0, math.nan, total)
+    return total
 
 
 def _counted_targets(node: Any) -> torch.Tensor:
@@ -569,23 +586,24 @@ def describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Write into the row what `torch.autograd.backward` was called on, and how."""
     call = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
     retain = call.get("retain_graph")
-    create = call.get("create_graph")
-    row.keeps = bool(create if retain is None else retain)
-    if retain:
-        row.details["retain_graph"] = True
-    if create:
-        row.details["create_graph"] = True
+    row.keeps = bool(call.get("create_graph") if retain is None else retain)
+    for option in ("retain_graph", "create_graph"):
+        if call.get(option):
+            row.details[option] = True
     inputs = call.get("inputs")
     if inputs is not None:
         several = isinstance(inputs, list | tuple | dict)
         row.details["inputs"] = len(inputs) if several else 1
-    roots = call.get("tensors", ())
     given = call.get("grad_tensors")
+    if isinstance(given, list | tuple):
+        given = next((each for each in given if each is not None), None)
+    _describe_roots(row, call.get("tensors", ()), given)
+
+
+def _describe_roots(row: Backward, roots: Any, given: Any) -> None:
     # An edge of the graph is a tuple that has a node.
     if not isinstance(roots, list | tuple) or hasattr(roots, "node"):
         roots = [roots]
-    if isinstance(given, list | tuple):
-        given = next((each for each in given if each is not None), None)
     with torch._C.DisableTorchFunction():  # a subclass would be asked each question
         for root in roots:
             is_tensor = isinstance(root, torch.Tensor)

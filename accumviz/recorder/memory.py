@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -88,15 +88,19 @@ def inputs_of_checkpoint(raw: Any) -> list[torch.Tensor]:
             frame = cell.cell_contents
         except ValueError:  # not filled yet
             continue
-        if type(frame).__module__ != _CHECKPOINT:
-            continue
-        kept = getattr(frame, "saved_args", None)
-        if kept is None:
-            saver = getattr(getattr(frame, "input_saver", None), "grad_fn", None)
-            kept = [] if saver is None else [one for _, one in raw_saved(saver)]
-        packed = [held(one) for one in kept if isinstance(one, type(raw))]
-        tensors += [tensor for tensor in packed if tensor is not None]
+        if type(frame).__module__ == _CHECKPOINT:
+            kept = [one for one in _kept_inputs(frame) if isinstance(one, type(raw))]
+            tensors += [tensor for tensor in map(held, kept) if tensor is not None]
     return tensors
+
+
+def _kept_inputs(frame: Any) -> Iterable[Any]:
+    """Return what a checkpoint's frame has saved of its inputs."""
+    kept: Iterable[Any] | None = getattr(frame, "saved_args", None)
+    if kept is not None:
+        return kept
+    saver = getattr(getattr(frame, "input_saver", None), "grad_fn", None)
+    return [] if saver is None else [one for _, one in raw_saved(saver)]
 
 
 def storage(tensor: torch.Tensor) -> tuple[int, int]:
@@ -164,12 +168,9 @@ def saved_storages(roots: Iterable[Any]) -> dict[int, int]:
         if type(node) is ACCUMULATE_GRAD:
             leaves.append(node.variable)
             continue
-        for _, raw in raw_saved(node):
-            tensor = held(raw)
-            kept = [tensor] if tensor is not None else inputs_of_checkpoint(raw)
-            for one in kept:
-                key, size = storage(one)
-                storages.setdefault(key, 0 if is_parameter(one) else size)
+        for one in _alive(node):
+            key, size = storage(one)
+            storages.setdefault(key, 0 if is_parameter(one) else size)
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
@@ -179,6 +180,16 @@ def saved_storages(roots: Iterable[Any]) -> dict[int, int]:
         storages[key] = 0
     keep_deletable(order, tops)
     return storages
+
+
+def _alive(node: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a node saves, and those that a checkpoint keeps for it."""
+    for _, raw in raw_saved(node):
+        tensor = held(raw)
+        if tensor is None:
+            yield from inputs_of_checkpoint(raw)
+        else:
+            yield tensor
 
 
 class _Budget:
@@ -211,11 +222,16 @@ def _undivided(root: Any) -> Any:
     """Return the loss of which a root is a multiple, as in a loss over K: who keeps that one keeps the graph."""
     while True:
         below = [fn for fn, _ in root.next_functions if fn is not None]
-        saved = [tensor for _, tensor in saved_tensors(root)]
-        single = all(tensor is None or tensor.numel() == 1 for tensor in saved)
-        if len(below) != 1 or not single or type(below[0]) is ACCUMULATE_GRAD:
+        if len(below) != 1 or type(below[0]) is ACCUMULATE_GRAD:
+            return root
+        if not _saves_numbers_only(root):
             return root
         root = below[0]
+
+
+def _saves_numbers_only(node: Any) -> bool:
+    saved = [tensor for _, tensor in saved_tensors(node) if tensor is not None]
+    return all(tensor.numel() == 1 for tensor in saved)
 
 
 class Held:

@@ -352,6 +352,8 @@ def _running(
 def _engine_runs(call: Call) -> Iterator[None]:
     if not call.kwargs.get("accumulate_grad", True):
         return _differentiating()
+    if get_ident() in inside["backward"]:
+        return iter(())
     *roots, inputs = call.args
     return _running(call, tuple(roots), {"inputs": inputs or None})
 
@@ -418,15 +420,13 @@ def _read_zero(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Change:
 def _read_clip(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Change:
     by_value = name == "clip_grad_value_"
     names = ("clip_value",) if by_value else ("max_norm", "total_norm")
-    details: dict[str, Any] = {"by": "value" if by_value else "norm"}
-    details |= dict(zip(names, args[1:], strict=False))
-    details |= {name: value for name, value in kwargs.items() if name in names}
+    limits = dict(zip(names, args[1:], strict=False))
+    limits |= {limit: kwargs[limit] for limit in names if limit in kwargs}
     # A DTensor may not be reduced yet, and reading it would be a collective that the user's program does not have.
-    details = {
-        name: value
-        for name, value in details.items()
-        if not isinstance(value, torch.Tensor) or type(value) is torch.Tensor
-    }
+    for limit, value in list(limits.items()):
+        if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor:
+            del limits[limit]
+    details = {"by": "value" if by_value else "norm", **limits}
     given = args[0] if args else kwargs["parameters"]
     if isinstance(given, list) and not given:
         details["of_nothing"] = True

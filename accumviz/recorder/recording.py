@@ -6,6 +6,7 @@ import contextlib
 import functools
 import sys
 import warnings
+from collections.abc import Callable
 from operator import ne
 from pathlib import Path
 from threading import get_ident
@@ -322,11 +323,7 @@ class Recording:
             thread,
         )
         describe_root(running, args, kwargs)
-        before, self._versions = self._versions, gradients.versions()
-        if before and all(map(ne, before, self._versions)):
-            running.details["moved"] = True  # by a hand: after a step we look again
-        for old in gradients.owned([self._casts.old_weight(running.nodes)]):
-            running.details["old_weight"] = gradients.named.names[old]
+        self._note_weights(running)
         running.storages = self._memory.before(running.nodes)
         if running.storages is not None:
             running.before = self._memory.total(running.storages)
@@ -335,6 +332,16 @@ class Recording:
         self._rows.pending.append(running)
         gradients.running = running
         return running
+
+    def _note_weights(self, running: Backward) -> None:
+        """Note in a backward which weights were moved by a hand, or read in a copy from before a step."""
+        before, self._versions = self._versions, self._gradients.versions()
+        if before and all(map(ne, before, self._versions)):
+            running.details["moved"] = True  # after a step we look again
+        old = self._casts.old_weight(running.nodes)
+        if old is not None:
+            for i in self._gradients.owned([old]):
+                running.details["old_weight"] = self._gradients.named.names[i]
 
     def backward_ends(
         self, running: Backward | None, error: BaseException | None
@@ -348,11 +355,7 @@ class Recording:
         if self._closed or gradients.running is not running:
             return
         if running.storages is not None:
-            failed = error is not None
-            running.after = self._memory.after(
-                running.nodes, running.storages, keeps=running.keeps, failed=failed
-            )
-            running.storages = None
+            self._weigh_graph(running, error)
         running.nodes = ()
         if error is not None:
             running.details["error"] = patches.describe(error)
@@ -363,6 +366,16 @@ class Recording:
         if running.syncs:
             self._collectives.finish(running)
         self._finish(running)
+
+    def _weigh_graph(self, running: Backward, error: BaseException | None) -> None:
+        """Note the bytes that are alive once a backward is over."""
+        running.after = self._memory.after(
+            running.nodes,
+            running.storages,
+            keeps=running.keeps,
+            failed=error is not None,
+        )
+        running.storages = None
 
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
         if not self._gradients.owns(optimizer):
@@ -589,14 +602,12 @@ class Recording:
         for name, value in list(details.items()):
             if isinstance(value, torch.Tensor):
                 del details[name]
-                if readable(value):
-                    row.take(value, functools.partial(_note, details, name))
+                _take(row, value, functools.partial(_note, details, name))
         rates = details.get("lr", [])
         for group, value in enumerate(rates):
             if isinstance(value, torch.Tensor):
                 rates[group] = None
-                if readable(value):
-                    row.take(value, functools.partial(rates.__setitem__, group))
+                _take(row, value, functools.partial(rates.__setitem__, group))
 
     def _finish(self, row: Row) -> None:
         """Add the weights after a step, and at the first event, so that it is known where they began."""
@@ -625,22 +636,33 @@ class Recording:
             meta["rank"], meta["ranks"] = self._rank
         if self._elsewhere:
             meta["steps_elsewhere"] = True
-        notes = list(self._notes)
-        if self._gradients.disturbed:
-            notes.append(THREADS)
-        if notes:
-            meta["notes"] = notes
-        if self._graphs is not None and self._graphs.left_out:
-            meta["graphs_left_out"] = self._graphs.left_out
+        meta |= self._left_out()
         stopped = self.failure or ("" if self._closed else _unheeded())
         if stopped:
             meta["stopped"] = stopped
         return meta
 
+    def _left_out(self) -> dict[str, Any]:
+        """Return what is said of the events and graphs that were not recorded."""
+        said: dict[str, Any] = {}
+        notes = list(self._notes)
+        if self._gradients.disturbed:
+            notes.append(THREADS)
+        if notes:
+            said["notes"] = notes
+        if self._graphs is not None and self._graphs.left_out:
+            said["graphs_left_out"] = self._graphs.left_out
+        return said
+
 
 def _unheeded() -> str:
     """Name what has failed and stopped no recording yet."""
     return type(patches.failures[-1]).__name__ if patches.failures else ""
+
+
+def _take(row: Row, value: torch.Tensor, put: Callable[[float], None]) -> None:
+    if readable(value):
+        row.take(value, put)
 
 
 def _note(details: dict[str, Any], name: str, value: float) -> None:

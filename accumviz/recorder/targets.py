@@ -243,14 +243,9 @@ def collect(
     left to record.
     """
     named = Named()
-    modules = [item for item in objects if isinstance(item, torch.nn.Module)]
-    given = [("", item) for item in objects]
-    given += groups.items()
+    given = [*_prefixed(objects, frame), *groups.items()]
     # Optimizers last: a module knows better names for the same parameters.
-    for group, item in sorted(given, key=lambda argument: is_optimizer(argument[1])):
-        prefix = group
-        if not group and len(modules) > 1 and isinstance(item, torch.nn.Module):
-            prefix = variable(frame, item) or type(item).__name__
+    for prefix, item in sorted(given, key=lambda argument: is_optimizer(argument[1])):
         _Collector(named, prefix, prefix, frame).add(item)
     for module in named.wrapped:
         _add_wholes(named, module)
@@ -260,6 +255,18 @@ def collect(
         raise ValueError(f"nothing to record in {listed}; {_EXPECTED}")
     _check(named)
     return named
+
+
+def _prefixed(
+    objects: tuple[Any, ...], frame: FrameType | None
+) -> Iterator[tuple[str, Any]]:
+    """Yield each object with its prefix: each of several modules has its name as one."""
+    modules = [item for item in objects if isinstance(item, torch.nn.Module)]
+    for item in objects:
+        prefix = ""
+        if len(modules) > 1 and isinstance(item, torch.nn.Module):
+            prefix = variable(frame, item) or type(item).__name__
+        yield prefix, item
 
 
 def _check(named: Named) -> None:

@@ -15,6 +15,7 @@ import torch
 
 HALF = (torch.float16, torch.bfloat16)
 _STRIDED = torch.strided
+_item = torch.Tensor.item
 # So many elements are summed up in their own precision.
 BLOCK = 1 << 16
 # So many in torch's own way, which is less exact.
@@ -103,17 +104,18 @@ def host_norms(tensors: Sequence[torch.Tensor]) -> list[float]:
     >>> host_norms([torch.tensor([3.0, 4.0]), torch.ones(4, 4)])
     [5.0, 4.0]
     """
-    short = [tensor for tensor in tensors if _is_short(tensor)]
+    short: list[torch.Tensor] = []
+    large: dict[int, float] = {}
+    for place, tensor in enumerate(tensors):
+        if tensor.layout is _STRIDED and tensor.numel() <= _SHORT:
+            short.append(tensor)
+        else:
+            large[place] = _norm(tensor)
     # One call for all takes half the time of one for each.
-    norms = [norm.item() for norm in device_norms(short)] if short else []
-    if len(short) == len(tensors):
-        return norms
-    rest = iter(norms)
-    return [next(rest) if _is_short(one) else _norm(one) for one in tensors]
-
-
-def _is_short(tensor: torch.Tensor) -> bool:
-    return tensor.layout is _STRIDED and tensor.numel() <= _SHORT
+    norms = list(map(_item, device_norms(short))) if short else []
+    for place, norm in large.items():
+        norms.insert(place, norm)
+    return norms
 
 
 def _norm(tensor: torch.Tensor) -> float:
@@ -186,14 +188,16 @@ def readable(*tensors: Any) -> bool:
         for tensor in tensors:
             if type(tensor) not in PLAIN or _wrapped(tensor):
                 return False
-            if tensor.is_quantized or tensor.is_nested or tensor._is_zerotensor():
+            if any((tensor.is_quantized, tensor.is_nested, tensor._is_zerotensor())):
                 return False
             # `device` makes an object, which takes longer than all the rest.
             is_usual = tensor.is_cpu or tensor.is_cuda
-            if not is_usual and tensor.device.type in _UNREAD:
-                return False
-            is_strided = tensor.layout is _STRIDED
-            if not (_is_stored(tensor) if is_strided else _is_whole(tensor)):
+            # Of most tensors this is all, without a call of ours for each.
+            if is_usual and tensor.layout is _STRIDED and tensor.is_contiguous():
+                end = tensor.storage_offset() + tensor.numel()
+                if end * tensor.element_size() <= tensor.untyped_storage().nbytes():
+                    continue
+            if not _is_whole(tensor):
                 return False
     except (RuntimeError, NotImplementedError):  # opaque layouts
         return False
@@ -218,10 +222,16 @@ def plainly(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
 
 
-def _is_whole(sparse: torch.Tensor) -> bool:
-    """Return whether a sparse tensor's values can be read."""
-    if sparse.layout is not torch.sparse_coo:
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Return whether all elements of a tensor can be read, whatever its device and layout."""
+    if tensor.device.type in _UNREAD:
         return False
+    if tensor.layout is _STRIDED:
+        return _is_stored(tensor)
+    return tensor.layout is torch.sparse_coo and _is_sparse_readable(tensor)
+
+
+def _is_sparse_readable(sparse: torch.Tensor) -> bool:
     # Elsewhere, what is there twice is added up only by asking the device, and waiting.
     once = sparse.is_cpu or sparse.is_coalesced()
     return once and readable(sparse._indices(), sparse._values())
