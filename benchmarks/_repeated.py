@@ -45,7 +45,7 @@ def repeated(ledger: Ledger, events: int, seed: int = 0, **meta: Any) -> Ledger:
     where = np.tile(np.arange(start, end), times)[:events]
     codes, numbers = np.array(ledger.columns.codes[where]), np.array(ledger.columns.numbers[where])
     numbers[:, 0] = 0.0123 * np.arange(events)
-    column = CODES.index("details")
+    column = list(CODES).index("details")
     known, places = ledger.columns.details, dict[str, int]()
     for e, code in enumerate(codes[:, column].tolist()):
         details = json.loads(json.dumps(dict(known[code])))
