@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, wraps
 from typing import Any
 
 import numpy as np
@@ -578,3 +578,33 @@ class LedgerAnalysis:
         about = {"step": share.step, "optimizer": share.optimizer} | about
         event = about.pop("event", share.backwards[0])
         return self.finding(rule, severity, event, **about)
+
+
+Search = Callable[[LedgerAnalysis], Iterator[Finding]]
+
+
+def for_each_optimizer(
+    search: Callable[[LedgerAnalysis, OptimizerHistory], Iterator[Finding]],
+) -> Search:
+    """Search the history of each optimizer, whose number the findings get."""
+
+    @wraps(search)
+    def search_all(analysis: LedgerAnalysis) -> Iterator[Finding]:
+        for optimizer in analysis.optimizers:
+            for finding in search(analysis, optimizer):
+                yield replace(finding, optimizer=optimizer.optimizer)
+
+    return search_all
+
+
+def for_each_loss(
+    search: Callable[[LedgerAnalysis, list[WindowShare]], Iterator[Finding]],
+) -> Search:
+    """Search the windows of each loss, of each optimizer."""
+
+    @wraps(search)
+    def search_all(analysis: LedgerAnalysis) -> Iterator[Finding]:
+        for shares in analysis.objectives.values():
+            yield from search(analysis, shares)
+
+    return search_all

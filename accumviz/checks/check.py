@@ -193,9 +193,13 @@ def check_ranks(ledgers: Iterable[Ledger]) -> Report:
 
 def _condition(judged: Sequence[_Judged]) -> str:
     """Say what has to be meant in the first ledger where something has, or else of all of them together."""
-    summaries = [one.summary for one in judged if one.summary is not None]
     of_each = [one.condition for one in judged if one.condition]
-    return next(iter([*of_each, *several.conditions_of_ranks(summaries)]), "")
+    together = several.conditions_of_ranks(_summaries(judged))
+    return next(iter([*of_each, *together]), "")
+
+
+def _summaries(judged: Sequence[_Judged]) -> list[several.RankSummary]:
+    return [one.summary for one in judged if one.summary is not None]
 
 
 def _reason_of_ranks(judged: Sequence[_Judged]) -> str:
@@ -240,14 +244,14 @@ def _judge(ledger: Ledger, rank: int | None) -> _Judged:
         judged.findings[rule.name] = [replace(each, rank=rank) for each in every]
     judged.reason = _no_verdict(analysis)
     judged.unjudged = _unjudged(analysis)
-    conditions = [
-        condition
-        for module in (windows, weights, owners, order, several, values)
-        for condition in module.conditions(analysis)
-        if condition
-    ]
-    judged.condition = ", and if ".join(dict.fromkeys(conditions))
+    judged.condition = ", and if ".join(dict.fromkeys(_conditions(analysis)))
     return judged
+
+
+def _conditions(analysis: LedgerAnalysis) -> Iterator[str]:
+    """Say what has to be meant, each condition once or more."""
+    for module in (windows, weights, owners, order, several, values):
+        yield from filter(None, module.conditions(analysis))
 
 
 def _nothing_to_judge(ledger: Ledger, backwards: int, steps: int) -> str:
@@ -282,13 +286,12 @@ def _is_error(ended: Any) -> bool:
 
 def _no_verdict(analysis: LedgerAnalysis) -> str:
     """Say why the silence of the rules says nothing, if it does not."""
-    return next(_reasons(analysis), "")
+    return next(filter(None, _reasons(analysis)), "")
 
 
 def _reasons(analysis: LedgerAnalysis) -> Iterator[str]:
-    """Say what keeps the training, or one of its optimizers, from being judged."""
-    if _cut_short(analysis.ledger):
-        yield _cut_short(analysis.ledger)
+    """Say what keeps the training, or one of its optimizers, from being judged; some may be empty."""
+    yield _cut_short(analysis.ledger)
     for note in map(str, analysis.listed("notes")):
         if any(words in note for words in _LACKING):
             yield f"part of the training is not in the ledger: {note}"
@@ -298,17 +301,20 @@ def _reasons(analysis: LedgerAnalysis) -> Iterator[str]:
         yield from _reasons_of(analysis, optimizer)
     last = {analysis.ranks[b]: b for b in analysis.at("backward").tolist()}
     for b in last.values():
-        error = str(analysis.detail(b, "error") or "")
-        if error and _is_error(error):
-            yield f"the last backward raised an error: {error}"
+        yield _raised(analysis, b)
+
+
+def _raised(analysis: LedgerAnalysis, backward: int) -> str:
+    """Say which error a rank's last backward raised, if it did."""
+    error = analysis.detail(backward, "error") or ""
+    return f"the last backward raised an error: {error}" if _is_error(error) else ""
 
 
 def _reasons_of(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> Iterator[str]:
     """Say what keeps an optimizer from being judged."""
     if optimizer.is_fed_by_hand:
         yield f"{optimizer.name} {_FED}"
-    if why := _unread(analysis, optimizer):
-        yield why
+    yield _unread(analysis, optimizer)
     # A window holds backwards of several places of the weights, as a SAM's does.
     moved = analysis.events.detail("moved", default=False)
     moved = moved & ~analysis.events.where("within", "step")
@@ -376,19 +382,11 @@ def _lacking_of_shares(analysis: LedgerAnalysis) -> Iterator[str]:
 
 
 def _one_for_each_cause(judged: list[_Judged]) -> list[Finding]:
-    """Put together what the ranks' rules have found, and what their comparison finds."""
+    """Put together what the rules have found, but for what another finding explains."""
     findings: dict[tuple[str, str, int, str], Finding] = {}
     explained: set[tuple[str, Any]] = set()
-    summaries = [one.summary for one in judged if one.summary is not None]
     for rule in RULES:
-        every = [f for one in judged for f in one.findings.get(rule.name, ())]
-        if rule.compare is not None and summaries:
-            # In one ledger the optimizers of all ranks are numbered through.
-            compared = list(rule.compare(summaries))
-            if judged[0].rank is None:
-                compared = [replace(finding, rank=None) for finding in compared]
-            every += compared
-        for finding in every:
+        for finding in _findings(rule, judged):
             if _is_explained(finding, explained):
                 continue
             if finding.severity != "note":
@@ -399,6 +397,17 @@ def _one_for_each_cause(judged: list[_Judged]) -> list[Finding]:
             before = findings.setdefault(key, replace(finding, times=0))
             findings[key] = replace(before, times=before.times + finding.times)
     return sorted(findings.values(), key=lambda each: SEVERITIES.index(each.severity))
+
+
+def _findings(rule: Rule, judged: list[_Judged]) -> Iterator[Finding]:
+    """Return what a rule has found in each rank, and by comparing them."""
+    for one in judged:
+        yield from one.findings.get(rule.name, ())
+    if rule.compare is not None:
+        for finding in rule.compare(_summaries(judged)):
+            # In one ledger the optimizers of all ranks are numbered through.
+            merged = judged[0].rank is None
+            yield replace(finding, rank=None) if merged else finding
 
 
 def _is_explained(finding: Finding, explained: set[tuple[str, Any]]) -> bool:

@@ -13,6 +13,7 @@ from accumviz.checks.analysis import (
     LedgerAnalysis,
     OptimizerHistory,
     between,
+    for_each_optimizer,
     is_close,
 )
 from accumviz.checks.report import Finding
@@ -35,72 +36,74 @@ def lines_of(
 # --- clips ------------------------------------------------------------------------------------
 
 
-def clip_per_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def clip_per_micro_batch(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[Finding]:
     """Find a clip between the backwards of one window, which shortens what is there already."""
-    for optimizer in analysis.optimizers:
-        clips = []
-        for step in optimizer.full_windows:
-            backwards = optimizer.waiting(step)
-            if not backwards:
-                continue
-            since = max(backwards[0], optimizer.previous_step(step))
-            inside = optimizer.changing_between("clip", since, backwards[-1]).tolist()
-            shortening = [c for c in inside if optimizer.clip_ratio(c) < 1 - SAME]
-            clips += [(clip, step) for clip in shortening]
-        if not clips:
+    clips = []
+    for step in optimizer.full_windows:
+        backwards = optimizer.waiting(step)
+        if not backwards:
             continue
-        clip, step = clips[0]
-        window = optimizer.waiting(step)
-        at, end = lines_of(analysis, clip, step, window[0], window[-1])
-        rows = analysis.shares.of(step)
-        mine = (rows.optimizer == optimizer.optimizer) & ~rows.erased
-        ratios = [optimizer.clip_ratio(c) for c, s in clips if s == step]
-        yield analysis.finding(
-            "clip-per-micro-batch",
-            "error",
-            clip,
-            step=step,
-            evidence={
-                "clips between them multiply by": ratios,
-                "left of each backward": rows.clipped[mine].tolist(),
-            },
-            cause=(
-                "The sum is clipped after each backward, so that what came early is shortened again and again, and the "
-                "last micro-batch counts most."
-            ),
-            suggestion=analysis.code.moved_above(at, end),
-            times=len(clips),
-            optimizer=optimizer.optimizer,
-            at=at,
-        )
+        since = max(backwards[0], optimizer.previous_step(step))
+        inside = optimizer.changing_between("clip", since, backwards[-1]).tolist()
+        shortening = [c for c in inside if optimizer.clip_ratio(c) < 1 - SAME]
+        clips += [(clip, step) for clip in shortening]
+    if not clips:
+        return
+    clip, step = clips[0]
+    window = optimizer.waiting(step)
+    at, end = lines_of(analysis, clip, step, window[0], window[-1])
+    rows = analysis.shares.of(step)
+    mine = (rows.optimizer == optimizer.optimizer) & ~rows.erased
+    ratios = [optimizer.clip_ratio(c) for c, s in clips if s == step]
+    yield analysis.finding(
+        "clip-per-micro-batch",
+        "error",
+        clip,
+        step=step,
+        evidence={
+            "clips between them multiply by": ratios,
+            "left of each backward": rows.clipped[mine].tolist(),
+        },
+        cause=(
+            "The sum is clipped after each backward, so that what came early is shortened again and again, and the "
+            "last micro-batch counts most."
+        ),
+        suggestion=analysis.code.moved_above(at, end),
+        times=len(clips),
+        at=at,
+    )
 
 
-def clip_on_the_wrong_side(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def clip_on_the_wrong_side(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[Finding]:
     """Find a clip of gradients that the step has already read."""
     late: dict[int, list[int]] = {}
     for clip in analysis.at("clip").tolist():
         owner = _reads_too_late(analysis, clip)
         if owner is not None:
             late.setdefault(owner, []).append(clip)
-    for optimizer in analysis.optimizers:
-        clips = late.get(optimizer.optimizer)
-        if not clips:
-            continue
-        clip, step = clips[0], optimizer.previous_step(clips[0])
-        before = optimizer.backwards[optimizer.backwards < step][-1:].tolist()
-        at, end = lines_of(analysis, clip, step, *before)
-        yield analysis.finding(
-            "clip-on-the-wrong-side",
-            "error",
-            clip,
-            step=step,
-            evidence={"event of the step": step, "event of the clip": clip},
-            cause="The clip comes after the step, which has read the gradients as they were: it has no effect.",
-            suggestion=analysis.code.moved_above(at, end),
-            times=len(clips),
-            optimizer=optimizer.optimizer,
-            at=at,
-        )
+    clips = late.get(optimizer.optimizer)
+    if not clips:
+        return
+    clip, step = clips[0], optimizer.previous_step(clips[0])
+    before = optimizer.backwards[optimizer.backwards < step][-1:].tolist()
+    at, end = lines_of(analysis, clip, step, *before)
+    yield analysis.finding(
+        "clip-on-the-wrong-side",
+        "error",
+        clip,
+        step=step,
+        evidence={"event of the step": step, "event of the clip": clip},
+        cause="The clip comes after the step, which has read the gradients as they were: it has no effect.",
+        suggestion=analysis.code.moved_above(at, end),
+        times=len(clips),
+        at=at,
+    )
 
 
 def _reads_too_late(analysis: LedgerAnalysis, clip: int) -> int | None:
@@ -153,38 +156,39 @@ def _scaled(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> np.ndarray
     return scaled
 
 
-def clip_scaled_grads(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def clip_scaled_grads(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[Finding]:
     """Find a clip of gradients that the scaler has not unscaled yet."""
-    for optimizer in analysis.optimizers:
-        scaled = _scaled(analysis, optimizer)
-        clips = optimizer.changing(analysis.at("clip")).tolist() if scaled.size else []
-        early = [c for c in clips if _clips_scaled(analysis, optimizer, scaled, c)]
-        if not early:
-            continue
-        clip = early[0]
-        steps = np.sort(np.concatenate([optimizer.steps, optimizer.skipped]))
-        after = steps[steps > clip][:1].tolist()
-        scale = _scale(analysis, scaled, clip)
-        # What is clipped more than once in a window cannot be unscaled each time.
-        once = bool(after) and sum(c < after[0] for c in early) == 1
-        yield analysis.finding(
-            "clip-scaled-grads",
-            "error",
-            clip,
-            step=after[0] if after else None,
-            evidence={
-                "scale": scale,
-                "max_norm": analysis.ledger[clip].details.get("max_norm", "?"),
-                "the clip multiplies by": optimizer.clip_ratio(clip),
-            },
-            cause=(
-                f"The clip sees gradients that are still multiplied by {scale:g}; after the division, next to nothing "
-                "is left."
-            ),
-            suggestion=_unscaled_above(analysis, clip, after[0]) if once else "",
-            times=len(early),
-            optimizer=optimizer.optimizer,
-        )
+    scaled = _scaled(analysis, optimizer)
+    clips = optimizer.changing(analysis.at("clip")).tolist() if scaled.size else []
+    early = [c for c in clips if _clips_scaled(analysis, optimizer, scaled, c)]
+    if not early:
+        return
+    clip = early[0]
+    steps = np.sort(np.concatenate([optimizer.steps, optimizer.skipped]))
+    after = steps[steps > clip][:1].tolist()
+    scale = _scale(analysis, scaled, clip)
+    # What is clipped more than once in a window cannot be unscaled each time.
+    once = bool(after) and sum(c < after[0] for c in early) == 1
+    yield analysis.finding(
+        "clip-scaled-grads",
+        "error",
+        clip,
+        step=after[0] if after else None,
+        evidence={
+            "scale": scale,
+            "max_norm": analysis.ledger[clip].details.get("max_norm", "?"),
+            "the clip multiplies by": optimizer.clip_ratio(clip),
+        },
+        cause=(
+            f"The clip sees gradients that are still multiplied by {scale:g}; after the division, next to nothing "
+            "is left."
+        ),
+        suggestion=_unscaled_above(analysis, clip, after[0]) if once else "",
+        times=len(early),
+    )
 
 
 def _unscaled_above(analysis: LedgerAnalysis, clip: int, step: int) -> str:
@@ -219,76 +223,78 @@ def _clips_scaled(
     return not (unscales.size or edits.size)
 
 
-def backward_after_unscale(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def backward_after_unscale(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[Finding]:
     """Find a scaled contribution added to a sum that is unscaled already."""
-    for optimizer in analysis.optimizers:
-        scaled = set(_scaled(analysis, optimizer).tolist())
-        late = []
-        for step, window in optimizer.full_windows.items():
-            # What an earlier step has unscaled and left is another mistake.
-            since = max(window[0], optimizer.previous_step(step))
-            inside = optimizer.changing_between("unscale", since, step).tolist()
-            after = [b for b in window if inside and b > inside[0] and b in scaled]
-            if after:
-                late.append((after[0], inside, step))
-        if not late:
-            continue
-        b, inside, step = late[0]
-        scale = number(analysis.detail(b, "amp_scale"))
-        at, end = lines_of(analysis, inside[0], step, b)
-        yield analysis.finding(
-            "backward-after-unscale",
-            "error",
-            inside[0],
-            step=step,
-            evidence={
-                "event of the unscale": inside[0],
-                "event of the backward after it": b,
-                "scale": scale,
-            },
-            cause=(
-                f"Backward {b} comes after `unscale_`: it is not unscaled, or those before it are unscaled twice. "
-                "Unscale once, before the step."
-            ),
-            # An `update` that stands between two of them belongs to the step as well.
-            suggestion=analysis.code.moved_above(at, end) if len(inside) == 1 else "",
-            times=len(late),
-            optimizer=optimizer.optimizer,
-            at=at,
-        )
+    scaled = set(_scaled(analysis, optimizer).tolist())
+    late = []
+    for step, window in optimizer.full_windows.items():
+        # What an earlier step has unscaled and left is another mistake.
+        since = max(window[0], optimizer.previous_step(step))
+        inside = optimizer.changing_between("unscale", since, step).tolist()
+        after = [b for b in window if inside and b > inside[0] and b in scaled]
+        if after:
+            late.append((after[0], inside, step))
+    if not late:
+        return
+    b, inside, step = late[0]
+    scale = number(analysis.detail(b, "amp_scale"))
+    at, end = lines_of(analysis, inside[0], step, b)
+    yield analysis.finding(
+        "backward-after-unscale",
+        "error",
+        inside[0],
+        step=step,
+        evidence={
+            "event of the unscale": inside[0],
+            "event of the backward after it": b,
+            "scale": scale,
+        },
+        cause=(
+            f"Backward {b} comes after `unscale_`: it is not unscaled, or those before it are unscaled twice. "
+            "Unscale once, before the step."
+        ),
+        # An `update` that stands between two of them belongs to the step as well.
+        suggestion=analysis.code.moved_above(at, end) if len(inside) == 1 else "",
+        times=len(late),
+        at=at,
+    )
 
 
-def scaler_updated_between_steps(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def scaler_updated_between_steps(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[Finding]:
     """Find gradients that were scaled by one factor, and unscaled by another."""
     scales = analysis.events.detail("amp_scale", 1.0)
-    for optimizer in analysis.optimizers:
-        scaled = _scaled(analysis, optimizer)
-        changed = []
-        for step, window in optimizer.full_windows.items():
-            unscales = optimizer.changing_between("unscale", window[0], step)
-            for b in np.intersect1d(window, scaled).tolist():
-                if unscales.size and not is_close(scales[b], scales[unscales[0]]):
-                    changed.append((b, int(unscales[0]), step))
-        if not changed:
-            continue
-        b, unscale, step = changed[0]
-        yield analysis.finding(
-            "scaler-updated-between-steps",
-            "error",
-            unscale,
-            step=step,
-            evidence={
-                "event of the backward": b,
-                "scaled by": float(scales[b]),
-                "unscaled by": float(scales[unscale]),
-            },
-            cause=(
-                f"Backward {b} was scaled by {scales[b]:g}, and its gradients are divided by {scales[unscale]:g}: "
-                "`scaler.update()` ran in between. Call it once, after all steps."
-            ),
-            times=len({step for _, _, step in changed}),
-            optimizer=optimizer.optimizer,
-        )
+    scaled = _scaled(analysis, optimizer)
+    changed = []
+    for step, window in optimizer.full_windows.items():
+        unscales = optimizer.changing_between("unscale", window[0], step)
+        for b in np.intersect1d(window, scaled).tolist():
+            if unscales.size and not is_close(scales[b], scales[unscales[0]]):
+                changed.append((b, int(unscales[0]), step))
+    if not changed:
+        return
+    b, unscale, step = changed[0]
+    yield analysis.finding(
+        "scaler-updated-between-steps",
+        "error",
+        unscale,
+        step=step,
+        evidence={
+            "event of the backward": b,
+            "scaled by": float(scales[b]),
+            "unscaled by": float(scales[unscale]),
+        },
+        cause=(
+            f"Backward {b} was scaled by {scales[b]:g}, and its gradients are divided by {scales[unscale]:g}: "
+            "`scaler.update()` ran in between. Call it once, after all steps."
+        ),
+        times=len({step for _, _, step in changed}),
+    )
 
 
 # --- schedulers -------------------------------------------------------------------------------
@@ -319,7 +325,6 @@ def scheduler_per_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
             ),
             suggestion=analysis.code.moved_below(at, end),
             times=len(steps),
-            optimizer=optimizer.optimizer,
             at=at,
         )
 

@@ -7,7 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory, between
+from accumviz.checks.analysis import (
+    LedgerAnalysis,
+    OptimizerHistory,
+    between,
+    for_each_optimizer,
+)
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import calling_line, knows, zeroing
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, PRESENT
@@ -57,39 +62,40 @@ def parameter_outside_or_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
     yield from _nothing_to_step_on(analysis)
 
 
-def _nothing_to_step_on(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def _nothing_to_step_on(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[Finding]:
     """Find steps without any gradient, where backwards only reach what no optimizer has."""
     ledger = analysis.ledger
     reached = np.any(analysis.contributed, axis=1)
     every = analysis.at("backward")
     if reached[every].all() or ledger.meta.get("steps_elsewhere"):
         return
-    for optimizer in analysis.optimizers:
-        in_vain = {}
-        for step, used in optimizer.windows.items():
-            since = between(every, optimizer.previous_step(step), step)
-            by_hand = (ledger.grad[step, optimizer.columns] > 0).any()
-            if since.size and not (used or by_hand or reached[since].any()):
-                in_vain[step] = int(since[0])
-        if len(in_vain) < _AGAIN:
-            continue
-        step, backward = next(iter(in_vain.items()))
-        yield analysis.finding(
-            _RULE,
-            "error",
-            backward,
-            step=step,
-            evidence={
-                "steps without a gradient": len(in_vain),
-                "of": int(optimizer.steps.size),
-            },
-            cause=(
-                f"This backward reaches no parameter of {optimizer.name}, whose step has no gradient: what it trains "
-                "is something else, as where layers are replaced after the optimizer is made. Make one for these."
-            ),
-            times=len(in_vain),
-            optimizer=optimizer.optimizer,
-        )
+    in_vain = {}
+    for step, used in optimizer.windows.items():
+        since = between(every, optimizer.previous_step(step), step)
+        by_hand = (ledger.grad[step, optimizer.columns] > 0).any()
+        if since.size and not (used or by_hand or reached[since].any()):
+            in_vain[step] = int(since[0])
+    if len(in_vain) < _AGAIN:
+        return
+    step, backward = next(iter(in_vain.items()))
+    yield analysis.finding(
+        _RULE,
+        "error",
+        backward,
+        step=step,
+        evidence={
+            "steps without a gradient": len(in_vain),
+            "of": int(optimizer.steps.size),
+        },
+        cause=(
+            f"This backward reaches no parameter of {optimizer.name}, whose step has no gradient: what it trains "
+            "is something else, as where layers are replaced after the optimizer is made. Make one for these."
+        ),
+        times=len(in_vain),
+    )
 
 
 def _unused(analysis: LedgerAnalysis) -> list[int]:
@@ -206,46 +212,47 @@ def _drift(analysis: LedgerAnalysis) -> str:
 # --- several networks -------------------------------------------------------------------------
 
 
-def gan_gradient_leak(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def gan_gradient_leak(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[Finding]:
     """Find a loss of one network that another network's step consumes as well."""
-    for optimizer in analysis.optimizers:
-        leaks: list[tuple[int, int, int]] = []
-        if np.unique(analysis.sites[optimizer.backwards]).size < 2:
-            continue
-        for other in analysis.optimizers:
-            if _are_apart(analysis, optimizer, other):
-                leaks += _leaks(analysis, optimizer, other)
-                leaks += _read_together(analysis, optimizer, other)
-        if not leaks:
-            continue
-        b, early, late = min(leaks)
-        label = analysis.ledger[b].label
-        leaked = {leak[0] for leak in leaks}
-        window = optimizer.windows[late]
-        own = [backward for backward in window if backward not in leaked]
-        at = analysis.ledger[b]
-        if own and analysis.ledger[own[0]].line == at.line:
-            at = calling_line(at, analysis.ledger[own[0]])
-        yield analysis.finding(
-            "gan-gradient-leak",
-            "error",
-            b,
-            step=late,
-            evidence={
-                "the loss": label,
-                "consumed by the step at event": early,
-                "and by the step at event": late,
-                "of": optimizer.name,
-            },
-            cause=(
-                f"{label or 'The loss'} also reached the parameters of {optimizer.name}, and its contribution "
-                "was still there when that one stepped for a loss of its own."
-            ),
-            suggestion=_zeroed_first(analysis, early, late, own, window),
-            times=len(leaked),
-            optimizer=optimizer.optimizer,
-            at=at,
-        )
+    leaks: list[tuple[int, int, int]] = []
+    if np.unique(analysis.sites[optimizer.backwards]).size < 2:
+        return
+    for other in analysis.optimizers:
+        if _are_apart(analysis, optimizer, other):
+            leaks += _leaks(analysis, optimizer, other)
+            leaks += _read_together(analysis, optimizer, other)
+    if not leaks:
+        return
+    b, early, late = min(leaks)
+    label = analysis.ledger[b].label
+    leaked = {leak[0] for leak in leaks}
+    window = optimizer.windows[late]
+    own = [backward for backward in window if backward not in leaked]
+    at = analysis.ledger[b]
+    if own and analysis.ledger[own[0]].line == at.line:
+        at = calling_line(at, analysis.ledger[own[0]])
+    yield analysis.finding(
+        "gan-gradient-leak",
+        "error",
+        b,
+        step=late,
+        evidence={
+            "the loss": label,
+            "consumed by the step at event": early,
+            "and by the step at event": late,
+            "of": optimizer.name,
+        },
+        cause=(
+            f"{label or 'The loss'} also reached the parameters of {optimizer.name}, and its contribution "
+            "was still there when that one stepped for a loss of its own."
+        ),
+        suggestion=_zeroed_first(analysis, early, late, own, window),
+        times=len(leaked),
+        at=at,
+    )
 
 
 def _are_apart(

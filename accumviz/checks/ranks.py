@@ -15,6 +15,7 @@ import numpy as np
 from accumviz.checks.analysis import (
     LedgerAnalysis,
     OptimizerHistory,
+    for_each_optimizer,
     is_close,
 )
 from accumviz.checks.report import Finding
@@ -24,32 +25,33 @@ from accumviz.ledger.flow import number, scatters
 # --- one process of several -------------------------------------------------------------------
 
 
-def no_sync_excludes_forward(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def no_sync_excludes_forward(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[Finding]:
     """Find a `no_sync` around the backward alone, which synchronises all the same."""
     no_sync = analysis.events.detail("no_sync", None)
     armed = analysis.events.detail("armed", None)
-    for optimizer in analysis.optimizers:
-        quiet = [b for b in optimizer.backwards.tolist() if no_sync[b] is True]
-        yield from _synced_for_others(analysis, optimizer, quiet)
-        synced = [b for b in quiet if armed[b] is True]
-        if not synced:
-            continue
-        yield analysis.finding(
-            "no-sync-excludes-forward",
-            "warning",
-            synced[0],
-            evidence={
-                "backwards in no_sync": len(quiet),
-                "of which synchronised": len(synced),
-                "line of the forward": analysis.detail(synced[0], "armed_line") or 0,
-            },
-            cause=(
-                "A forward outside `no_sync` armed the all-reduce, and this backward is synchronised in `no_sync`: "
-                "right, but as slow as without it. A forward that has no backward belongs in `torch.no_grad`."
-            ),
-            times=len(synced),
-            optimizer=optimizer.optimizer,
-        )
+    quiet = [b for b in optimizer.backwards.tolist() if no_sync[b] is True]
+    yield from _synced_for_others(analysis, optimizer, quiet)
+    synced = [b for b in quiet if armed[b] is True]
+    if not synced:
+        return
+    yield analysis.finding(
+        "no-sync-excludes-forward",
+        "warning",
+        synced[0],
+        evidence={
+            "backwards in no_sync": len(quiet),
+            "of which synchronised": len(synced),
+            "line of the forward": analysis.detail(synced[0], "armed_line") or 0,
+        },
+        cause=(
+            "A forward outside `no_sync` armed the all-reduce, and this backward is synchronised in `no_sync`: "
+            "right, but as slow as without it. A forward that has no backward belongs in `torch.no_grad`."
+        ),
+        times=len(synced),
+    )
 
 
 def _synced_for_others(
@@ -78,50 +80,50 @@ def _synced_for_others(
                 f"{other.name} over the ranks, and they are zeroed. Enter the `no_sync` of both, or freeze the other."
             ),
             times=len(in_vain),
-            optimizer=optimizer.optimizer,
         )
 
 
-def ddp_unsynced_step(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def ddp_unsynced_step(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[Finding]:
     """Find a step that reads what its rank has shared with no other."""
-    for optimizer in analysis.optimizers:
-        if not _is_replicated(analysis, optimizer):
-            continue
-        unsynced, averaged = _unsynced(analysis, optimizer)
-        # A loop that never shares gradients, and never meant to, averages weights (LocalSGD).
-        wrong = unsynced
-        if not averaged:
-            wrong = [one for one in unsynced if _was_meant(analysis, one[1][-1])]
-        if not wrong:
-            continue
-        step, late = wrong[0]
-        b = late[-1]
-        why = "the last backward before it ran without synchronisation."
-        if _was_meant(analysis, b) and analysis.detail(b, "armed"):
-            why = (
-                "DDP was to average them, and did not. Its hooks are lost where parameters are moved or cast after it "
-                "was made, and it waits for a gradient of every parameter."
-            )
-        elif _was_meant(analysis, b):
-            why = (
-                "a forward through DDP arms the all-reduce, for the first backward after it, and none ran before this "
-                "backward with the flag set."
-            )
-        yield analysis.finding(
-            "ddp-unsynced-step",
-            "error",
-            b,
-            step=step,
-            evidence={
-                "backwards not averaged": late,
-                "armed by its forward": bool(analysis.detail(b, "armed")),
-                "flag at its backward": not analysis.detail(b, "no_sync"),
-                "line of the forward": analysis.detail(b, "armed_line") or 0,
-            },
-            cause=f"The step reads gradients that were not averaged over the ranks: {why}",
-            times=len(wrong),
-            optimizer=optimizer.optimizer,
+    if not _is_replicated(analysis, optimizer):
+        return
+    unsynced, averaged = _unsynced(analysis, optimizer)
+    # A loop that never shares gradients, and never meant to, averages weights (LocalSGD).
+    wrong = unsynced
+    if not averaged:
+        wrong = [one for one in unsynced if _was_meant(analysis, one[1][-1])]
+    if not wrong:
+        return
+    step, late = wrong[0]
+    b = late[-1]
+    why = "the last backward before it ran without synchronisation."
+    if _was_meant(analysis, b) and analysis.detail(b, "armed"):
+        why = (
+            "DDP was to average them, and did not. Its hooks are lost where parameters are moved or cast after it "
+            "was made, and it waits for a gradient of every parameter."
         )
+    elif _was_meant(analysis, b):
+        why = (
+            "a forward through DDP arms the all-reduce, for the first backward after it, and none ran before this "
+            "backward with the flag set."
+        )
+    yield analysis.finding(
+        "ddp-unsynced-step",
+        "error",
+        b,
+        step=step,
+        evidence={
+            "backwards not averaged": late,
+            "armed by its forward": bool(analysis.detail(b, "armed")),
+            "flag at its backward": not analysis.detail(b, "no_sync"),
+            "line of the forward": analysis.detail(b, "armed_line") or 0,
+        },
+        cause=f"The step reads gradients that were not averaged over the ranks: {why}",
+        times=len(wrong),
+    )
 
 
 def _was_meant(analysis: LedgerAnalysis, backward: int) -> bool:

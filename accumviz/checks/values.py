@@ -8,7 +8,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory
+from accumviz.checks.analysis import (
+    LedgerAnalysis,
+    OptimizerHistory,
+    for_each_optimizer,
+)
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import replaced
 from accumviz.ledger.events import PRESENT
@@ -20,86 +24,89 @@ _RISING = 4
 _ALL, _MOST = 0.99, 0.5
 
 
-def nonfinite_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def nonfinite_micro_batch(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[Finding]:
     """Find an infinite or NaN contribution that a step has consumed."""
     unmeasured = analysis.events.detail("unmeasured", None)
     ledger = analysis.ledger
-    for optimizer in analysis.optimizers:
-        columns = optimizer.columns
-        strange = ~np.isfinite(ledger.contribution[:, columns])
-        odd = analysis.contributed[:, columns] & strange
-        unsound = ~np.all(np.isfinite(ledger.grad[:, columns]), axis=1)
-        consumed = [
-            (b, step)
-            for step, window in optimizer.full_windows.items()
-            for b in window
-            if odd[b].any() and not unmeasured[b] and unsound[step]
-        ]
-        if not consumed:
-            continue
-        b, step = min(consumed)
-        names = [ledger.parameters[p].name for p in columns[odd[b]][:4].tolist()]
-        yield analysis.finding(
-            "nonfinite-micro-batch",
-            "error",
-            b,
-            step=step,
-            evidence={"loss": ledger[b].loss, "parameters": names},
-            cause="A contribution is infinite or NaN, and the step consumed it: so are the weights from then on.",
-            times=len({b for b, _ in consumed}),
-            optimizer=optimizer.optimizer,
-        )
+    columns = optimizer.columns
+    strange = ~np.isfinite(ledger.contribution[:, columns])
+    odd = analysis.contributed[:, columns] & strange
+    unsound = ~np.all(np.isfinite(ledger.grad[:, columns]), axis=1)
+    consumed = [
+        (b, step)
+        for step, window in optimizer.full_windows.items()
+        for b in window
+        if odd[b].any() and not unmeasured[b] and unsound[step]
+    ]
+    if not consumed:
+        return
+    b, step = min(consumed)
+    names = [ledger.parameters[p].name for p in columns[odd[b]][:4].tolist()]
+    yield analysis.finding(
+        "nonfinite-micro-batch",
+        "error",
+        b,
+        step=step,
+        evidence={"loss": ledger[b].loss, "parameters": names},
+        cause="A contribution is infinite or NaN, and the step consumed it: so are the weights from then on.",
+        times=len({b for b, _ in consumed}),
+    )
 
 
 # --- 16 bits ----------------------------------------------------------------------------------
 
 
-def weights_frozen_by_autocast(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def weights_frozen_by_autocast(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[Finding]:
     """Find forwards that read copies of weights from before the last step, which an autocast around both keeps."""
     old = analysis.events.detail("old_weight", None)
-    for optimizer in analysis.optimizers:
-        names = {analysis.ledger.parameters[p].name for p in optimizer.columns}
-        # What another network's loss reads one step late is read anew for the own.
-        late = [b for b in optimizer.first_step_of if str(old[b]) in names]
-        if not late:
-            continue
-        b = min(late)
-        yield analysis.finding(
-            "weights-frozen-by-autocast",
-            "error",
-            b,
-            step=optimizer.first_step_of[b],
-            evidence={"such a weight": old[b]},
-            cause=(
-                "`autocast` keeps the 16-bit copies of weights until it is left: this forward read those from before "
-                "the last step, as if no step had been. Open `autocast` around each forward alone."
-            ),
-            optimizer=optimizer.optimizer,
-        )
+    names = {analysis.ledger.parameters[p].name for p in optimizer.columns}
+    # What another network's loss reads one step late is read anew for the own.
+    late = [b for b in optimizer.first_step_of if str(old[b]) in names]
+    if not late:
+        return
+    b = min(late)
+    yield analysis.finding(
+        "weights-frozen-by-autocast",
+        "error",
+        b,
+        step=optimizer.first_step_of[b],
+        evidence={"such a weight": old[b]},
+        cause=(
+            "`autocast` keeps the 16-bit copies of weights until it is left: this forward read those from before "
+            "the last step, as if no step had been. Open `autocast` around each forward alone."
+        ),
+    )
 
 
-def step_lost_in_rounding(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def step_lost_in_rounding(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[Finding]:
     """Find steps that leave all 16-bit weights as they are, though they have gradients."""
-    for optimizer in analysis.optimizers:
-        steps, left = _left_as_they_are(analysis, optimizer)
-        if left < _ALL:
-            continue
-        yield analysis.finding(
-            "step-lost-in-rounding",
-            "warning",
-            steps[0],
-            step=steps[0],
-            evidence={
-                "part of the weights that a step leaves as they are": left,
-                "learning rate": analysis.detail(steps[0], "lr"),
-            },
-            cause=(
-                f"The steps of {optimizer.name} are smaller than the rounding of 16-bit weights, which stay bit for "
-                "bit as they were. Keep the weights in 32 bits, as `autocast` does, or round stochastically."
-            ),
-            times=len(steps),
-            optimizer=optimizer.optimizer,
-        )
+    steps, left = _left_as_they_are(analysis, optimizer)
+    if left < _ALL:
+        return
+    yield analysis.finding(
+        "step-lost-in-rounding",
+        "warning",
+        steps[0],
+        step=steps[0],
+        evidence={
+            "part of the weights that a step leaves as they are": left,
+            "learning rate": analysis.detail(steps[0], "lr"),
+        },
+        cause=(
+            f"The steps of {optimizer.name} are smaller than the rounding of 16-bit weights, which stay bit for "
+            "bit as they were. Keep the weights in 32 bits, as `autocast` does, or round stochastically."
+        ),
+        times=len(steps),
+    )
 
 
 def _left_as_they_are(
@@ -123,22 +130,24 @@ def _left_as_they_are(
 # --- graphs -----------------------------------------------------------------------------------
 
 
-def graph_retained(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def graph_retained(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[Finding]:
     """Find saved tensors of which more are alive after each window, or losses that are run again."""
     after = analysis.events.column("saved_after")
     before = analysis.events.column("saved_before")
-    for optimizer in analysis.optimizers:
-        windows = list(optimizer.full_windows.values())
-        several = [used for used in windows if len(used) > 1]
-        last = [used[-1] for used in windows if np.isfinite(after[used[-1]])]
-        if several and all(_runs_again(analysis, used) for used in several):
-            yield _summed(analysis, optimizer, several[0][1], len(several))
-        elif len(last) < _RISING or not _rises(after[last], before[last[:2]].max()):
-            continue
-        elif _runs_again(analysis, last):
-            yield _summed(analysis, optimizer, last[0], len(last))
-        else:
-            yield _kept(analysis, optimizer, last, after[last])
+    windows = list(optimizer.full_windows.values())
+    several = [used for used in windows if len(used) > 1]
+    last = [used[-1] for used in windows if np.isfinite(after[used[-1]])]
+    if several and all(_runs_again(analysis, used) for used in several):
+        yield _summed(analysis, optimizer, several[0][1], len(several))
+    elif len(last) < _RISING or not _rises(after[last], before[last[:2]].max()):
+        return
+    elif _runs_again(analysis, last):
+        yield _summed(analysis, optimizer, last[0], len(last))
+    else:
+        yield _kept(analysis, optimizer, last, after[last])
 
 
 def _rises(saved: np.ndarray, one_graph: float) -> bool:
@@ -175,7 +184,6 @@ def _kept(
         ),
         suggestion=suggestion,
         times=len(last),
-        optimizer=optimizer.optimizer,
     )
 
 
@@ -209,7 +217,6 @@ def _summed(
             "graphs. Call `backward` on the new loss alone, and add its `detach()` to the sum."
         ),
         times=times,
-        optimizer=optimizer.optimizer,
     )
 
 

@@ -8,6 +8,7 @@ it may be meant.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from accumviz.checks.analysis import (
     LedgerAnalysis,
     OptimizerHistory,
     WindowShare,
+    for_each_loss,
     is_close,
     modal_length,
 )
@@ -38,13 +40,15 @@ def _several(shares: Sequence[WindowShare]) -> list[WindowShare]:
 # --- the divisor ------------------------------------------------------------------------------
 
 
-def loss_not_divided(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_loss
+def loss_not_divided(
+    analysis: LedgerAnalysis, shares: list[WindowShare]
+) -> Iterator[Finding]:
     """Find mean losses that are added up at their full weight."""
-    for shares in analysis.objectives.values():
-        several = _several(shares)
-        undivided = all(_mixture(analysis, share) for share in several)
-        if several and undivided and not _separate_tasks(analysis, several[0]):
-            yield _undivided(analysis, several)
+    several = _several(shares)
+    undivided = all(_mixture(analysis, share) for share in several)
+    if several and undivided and not _separate_tasks(analysis, several[0]):
+        yield _undivided(analysis, several)
 
 
 def _undivided(analysis: LedgerAnalysis, several: list[WindowShare]) -> Finding:
@@ -94,20 +98,22 @@ def _name_of(analysis: LedgerAnalysis, share: WindowShare) -> dict[str, str]:
 
 def _mixture(analysis: LedgerAnalysis, share: WindowShare) -> list[float]:
     """Return the weights of an undivided backward's losses: 1, or several that add up to 1; else none."""
-    if not share.known or not share.equal or not _are_means(share):
+    if not _may_be_undivided(analysis, share):
         return []
-    if analysis.compares_samples(share):
-        return []  # of a whole window's samples, K losses are K parts of one gradient
     if is_close(share.least, 1.0):
         return [share.least]
     parts = analysis.beside(share)
     weights = [part.least for part in parts]
-    if parts[0].objective != share.objective:
-        return []  # said once, of the first of them
-    if not all(part.even for part in parts) or not is_close(sum(weights), 1.0):
-        return []
-    undivided = [not _divided(analysis, part) for part in parts]
-    return weights if all(undivided) else []
+    # Said once, of the first of them.
+    whole = parts[0].objective == share.objective and is_close(sum(weights), 1.0)
+    undivided = all(part.even and not _divided(analysis, part) for part in parts)
+    return weights if whole and undivided else []
+
+
+def _may_be_undivided(analysis: LedgerAnalysis, share: WindowShare) -> bool:
+    """Return whether these are equal means. Of a whole window's samples, K losses are K parts of one gradient."""
+    means = share.known and share.equal and _are_means(share)
+    return means and not analysis.compares_samples(share)
 
 
 def _divided(analysis: LedgerAnalysis, share: WindowShare) -> int:
@@ -126,51 +132,63 @@ def _separate_tasks(analysis: LedgerAnalysis, share: WindowShare) -> bool:
     return bool(alone.any(axis=1).all())
 
 
-def double_division(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_loss
+def double_division(
+    analysis: LedgerAnalysis, shares: list[WindowShare]
+) -> Iterator[Finding]:
     """Find losses divided by the number of micro-batches twice."""
-    for shares in analysis.objectives.values():
-        several = _several(shares)
-        twice = [share for share in several if _divided_twice(analysis, share)]
-        # Half a loss is a choice that people make; a sixteenth of one is not. Every whole window has to agree.
-        if not twice or twice[0].many < 3:
-            continue
-        share, many = twice[0], twice[0].many
-        if len(twice) < sum(other.many >= many for other in several):
-            continue
+    several = _several(shares)
+    twice = [share for share in several if _divided_twice(analysis, share)]
+    # Half a loss is a choice that people make; a sixteenth of one is not. Every whole window has to agree.
+    if not twice or twice[0].many < 3:
+        return
+    share, many = twice[0], twice[0].many
+    if len(twice) < sum(other.many >= many for other in several):
+        return
+    cause = (
+        f"The losses of a window are sums, divided by its number of elements, and by {many} as well: their shares "
+        f"add up to {share.total:.3g}."
+    )
+    if share.mean:
         cause = (
-            f"The losses of a window are sums, divided by its number of elements, and by {many} as well: their shares "
-            f"add up to {share.total:.3g}."
+            f"Each of {many} losses weighs 1/{many**2}: it was divided by {many} twice."
         )
-        if share.mean:
-            cause = f"Each of {many} losses weighs 1/{many**2}: it was divided by {many} twice."
-        yield analysis.finding_of(
-            "double-division",
-            "warning",
-            share,
-            evidence={
-                "micro-batches": many,
-                "a share": share.least,
-                "sum of shares": share.total,
-            },
-            cause=cause,
-            times=len(twice),
-        )
+    yield analysis.finding_of(
+        "double-division",
+        "warning",
+        share,
+        evidence={
+            "micro-batches": many,
+            "a share": share.least,
+            "sum of shares": share.total,
+        },
+        cause=cause,
+        times=len(twice),
+    )
 
 
 def _divided_twice(analysis: LedgerAnalysis, share: WindowShare) -> bool:
     """Return whether one over the number of micro-batches is what the shares add up to, and not by choice."""
+    if share.mean:
+        return _is_mean_divided_twice(analysis, share)
+    return share.alike and _is_sum_divided_twice(analysis, share)
+
+
+def _is_sum_divided_twice(analysis: LedgerAnalysis, share: WindowShare) -> bool:
+    """Return whether sums were divided by all elements of a window, and by its number of micro-batches as well."""
     whole = share.total * share.many
-    if not share.mean and _MOSTLY < whole < 1:
+    if _MOSTLY < whole < 1:
         # The first token of each text may be counted, which is no target.
         constants = analysis.term(share).get("constants") or ()
-        return share.alike and any(is_close(c * share.many, 1.0) for c in constants)
-    if not is_close(whole, 1.0):
-        return False
-    if not share.mean:
-        # Divided by all elements of a window, sums add up to 1; then by the number of micro-batches.
-        return share.alike and _divided(analysis, share) > 0
+        return any(is_close(c * share.many, 1.0) for c in constants)
+    return is_close(whole, 1.0) and _divided(analysis, share) > 0
+
+
+def _is_mean_divided_twice(analysis: LedgerAnalysis, share: WindowShare) -> bool:
+    """Return whether means were divided by the number of micro-batches twice."""
     # A constant inside a mean may be a part of the loss, as its classes are.
-    if not share.even or "own" in analysis.term(share):
+    plain = share.even and "own" not in analysis.term(share)
+    if not plain or not is_close(share.total * share.many, 1.0):
         return False
     together = sum(other.least for other in analysis.in_same_step(share))
     # As many losses as there are micro-batches have a mean of which each weighs as little.
@@ -179,41 +197,48 @@ def _divided_twice(analysis: LedgerAnalysis, share: WindowShare) -> bool:
     return analysis.alone(share) or twice
 
 
-def wrong_divisor(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_loss
+def wrong_divisor(
+    analysis: LedgerAnalysis, shares: list[WindowShare]
+) -> Iterator[Finding]:
     """Find losses divided by less than a window's micro-batches, or by one more."""
-    for shares in analysis.objectives.values():
-        even = [share for share in _several(shares) if share.even]
-        many = modal_length(share.many for share in even)
-        full = [share for share in even if share.many == many]
-        if len(full) < 2 or 2 * len(full) <= len(shares):
-            continue
-        share = full[0]
-        by = _divisor(analysis, share)
-        # A weight that is meant is multiplied with mostly; what one divides by is a count.
-        is_wrong = 1 < by < many or 2 < by == many + 1
-        alike = all(is_close(one.least, share.least) for one in full)
-        if not (is_wrong and alike and _is_only_loss(analysis, share)):
-            continue
-        late = "late" if by < many else "early"
-        yield analysis.finding_of(
-            "wrong-divisor",
-            "warning",
-            share,
-            evidence={
-                "micro-batches": many,
-                "divided by": by,
-                "sum of shares": share.total,
-            },
-            cause=(
-                f"Each window holds {many} micro-batches, and each of their losses is divided by {by}: the shares "
-                f"add up to {share.total:.3g} in every step. Either that is the wrong number, or the loop steps one "
-                f"micro-batch too {late}."
-            ),
-            suggestion=divided_by_another(
-                analysis.ledger[share.backwards[0]], by, str(many)
-            ),
-            times=len(full),
-        )
+    full = _most_frequent_windows(shares)
+    if len(full) < 2 or 2 * len(full) <= len(shares):
+        return
+    share, many = full[0], full[0].many
+    by = _divisor(analysis, share)
+    # A weight that is meant is multiplied with mostly; what one divides by is a count.
+    is_wrong = 1 < by < many or 2 < by == many + 1
+    alike = all(is_close(one.least, share.least) for one in full)
+    if not (is_wrong and alike and _is_only_loss(analysis, share)):
+        return
+    late = "late" if by < many else "early"
+    yield analysis.finding_of(
+        "wrong-divisor",
+        "warning",
+        share,
+        evidence={
+            "micro-batches": many,
+            "divided by": by,
+            "sum of shares": share.total,
+        },
+        cause=(
+            f"Each window holds {many} micro-batches, and each of their losses is divided by {by}: the shares "
+            f"add up to {share.total:.3g} in every step. Either that is the wrong number, or the loop steps one "
+            f"micro-batch too {late}."
+        ),
+        suggestion=divided_by_another(
+            analysis.ledger[share.backwards[0]], by, str(many)
+        ),
+        times=len(full),
+    )
+
+
+def _most_frequent_windows(shares: Sequence[WindowShare]) -> list[WindowShare]:
+    """Return the windows of even shares that are as long as most are."""
+    even = [share for share in _several(shares) if share.even]
+    many = modal_length(share.many for share in even)
+    return [share for share in even if share.many == many]
 
 
 def _is_only_loss(analysis: LedgerAnalysis, share: WindowShare) -> bool:
@@ -235,20 +260,30 @@ def _divisor(analysis: LedgerAnalysis, share: WindowShare) -> int:
 # --- windows of other lengths -----------------------------------------------------------------
 
 
-def partial_window_underscaled(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_loss
+def partial_window_underscaled(
+    analysis: LedgerAnalysis, shares: list[WindowShare]
+) -> Iterator[Finding]:
     """Find short windows whose losses were divided by the length of a long one."""
-    for shares in analysis.objectives.values():
-        whole = _whole_window(shares)
-        complete = shares[analysis.begins_inside :]
-        weak = [share for share in complete if _is_short(analysis, share, whole)]
-        if weak and whole is not None:
-            several = analysis.micro_batches(whole) != whole.many
-            many = weak[0].many if several else analysis.micro_batches(weak[0])
-            yield _underscaled(analysis, weak, many, whole.many)
-        second = [share for share in shares if _is_second_pass(analysis, share)]
-        if second:
-            share = second[0]
-            yield _underscaled(analysis, second, share.many, round(1 / share.least))
+    yield from _short_windows(analysis, shares)
+    second = [share for share in shares if _is_second_pass(analysis, share)]
+    if second:
+        share = second[0]
+        yield _underscaled(analysis, second, share.many, round(1 / share.least))
+
+
+def _short_windows(
+    analysis: LedgerAnalysis, shares: list[WindowShare]
+) -> Iterator[Finding]:
+    whole = _whole_window(shares)
+    if whole is None:
+        return
+    complete = shares[analysis.begins_inside :]
+    weak = [share for share in complete if _is_short(analysis, share, whole)]
+    if weak:
+        several = analysis.micro_batches(whole) != whole.many
+        many = weak[0].many if several else analysis.micro_batches(weak[0])
+        yield _underscaled(analysis, weak, many, whole.many)
 
 
 def _underscaled(
@@ -298,42 +333,40 @@ def _whole_window(shares: Sequence[WindowShare]) -> WindowShare | None:
     return None
 
 
-def _is_short(
-    analysis: LedgerAnalysis, share: WindowShare, whole: WindowShare | None
-) -> bool:
+def _is_short(analysis: LedgerAnalysis, share: WindowShare, whole: WindowShare) -> bool:
     """Return whether a window is shorter than a whole one, and was divided by as much."""
-    if whole is None:
-        return False
     shorter = analysis.micro_batches(share) < analysis.micro_batches(whole)
     alike = share.even and not share.erased and is_close(share.least, whole.least)
     return shorter and alike and share.many < whole.many
 
 
-def leftover_carried(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_loss
+def leftover_carried(
+    analysis: LedgerAnalysis, shares: list[WindowShare]
+) -> Iterator[Finding]:
     """Find what one epoch left over, consumed by the first step of the next one on top of its own."""
-    for shares in analysis.objectives.values():
-        over = _carried_over(analysis, shares)
-        if not over:
-            continue
-        share, whole = over[0]
-        carried = analysis.carried(share) or share.many - whole
-        yield analysis.finding_of(
-            "leftover-carried",
-            "error",
-            share,
-            evidence={
-                "micro-batches": share.many,
-                "in a whole window": whole,
-                "carried": carried,
-                "sum of shares": share.total,
-            },
-            cause=(
-                f"{carried} micro-batch{'es' * (carried > 1)} of the epoch before had no step: the first step of the "
-                f"next one reads {share.total:.3g} times a mean gradient. Step once more at the end of each epoch, on "
-                "averaged gradients where there are several ranks."
-            ),
-            times=len(over),
-        )
+    over = _carried_over(analysis, shares)
+    if not over:
+        return
+    share, whole = over[0]
+    carried = analysis.carried(share) or share.many - whole
+    yield analysis.finding_of(
+        "leftover-carried",
+        "error",
+        share,
+        evidence={
+            "micro-batches": share.many,
+            "in a whole window": whole,
+            "carried": carried,
+            "sum of shares": share.total,
+        },
+        cause=(
+            f"{carried} micro-batch{'es' * (carried > 1)} of the epoch before had no step: the first step of the "
+            f"next one reads {share.total:.3g} times a mean gradient. Step once more at the end of each epoch, on "
+            "averaged gradients where there are several ranks."
+        ),
+        times=len(over),
+    )
 
 
 def _carried_over(
@@ -341,12 +374,12 @@ def _carried_over(
 ) -> list[tuple[WindowShare, int]]:
     """Return the windows that begin with what was left over, and how many micro-batches a whole one holds."""
     whole = [s for s in _several(shares) if s.read and _adds_up(s.weights)]
-    lengths = {share.many for share in whole}
+    lengths = sorted({share.many for share in whole})
     over = []
     for share in shares[1:]:
-        many = max((length for length in lengths if length < share.many), default=0)
-        if many and _is_whole_at_its_end(analysis, share, many, shares):
-            over.append((share, many))
+        place = bisect_left(lengths, share.many)
+        if place and _is_whole_at_its_end(analysis, share, lengths[place - 1], shares):
+            over.append((share, lengths[place - 1]))
     return over
 
 
@@ -382,16 +415,17 @@ def _adds_up(weights: Sequence[float]) -> bool:
 # --- elements ---------------------------------------------------------------------------------
 
 
-def token_mean_of_means(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_loss
+def token_mean_of_means(
+    analysis: LedgerAnalysis, shares: list[WindowShare]
+) -> Iterator[Finding]:
     """Find means over unequal numbers of elements, averaged as if they were equal."""
-    for shares in analysis.objectives.values():
-        unequal = [share for share in shares if _is_unequal(share)]
-        # What an epoch left over may be a smaller batch: that is another mistake.
-        over = {share.step for share, _ in _carried_over(analysis, shares)}
-        over |= {share.step for share in unequal if analysis.carried(share)}
-        unequal = [share for share in unequal if share.step not in over]
-        if unequal:
-            yield _unequal_means(analysis, unequal)
+    # What an epoch left over may be a smaller batch: that is another mistake.
+    over = [share for share, _ in _carried_over(analysis, shares)]
+    unequal = [share for share in shares if _is_unequal(share) and share not in over]
+    unequal = [share for share in unequal if not analysis.carried(share)]
+    if unequal:
+        yield _unequal_means(analysis, unequal)
 
 
 def _unequal_means(analysis: LedgerAnalysis, unequal: list[WindowShare]) -> Finding:
@@ -402,12 +436,12 @@ def _unequal_means(analysis: LedgerAnalysis, unequal: list[WindowShare]) -> Find
     weighted = bool(analysis.term(worst).get("class_weights"))
     misplaced = _misplaced(worst)
     severity = "error" if misplaced > _MUCH else "warning"
-    if weighted or not inside:
-        severity = "note"
     advice = "Add up sums, and divide by the number of elements in the window."
     if weighted:
+        severity = "note"
         advice = "They are counted with the weights of their classes."
     elif not inside:
+        severity = "note"
         advice = "Only the last micro-batch of a window was smaller."
     return analysis.finding_of(
         "token-mean-of-means",
@@ -470,32 +504,34 @@ def _uneven(shares: Sequence[WindowShare]) -> list[WindowShare]:
     return [share for share in shares if share.judged and not share.alike]
 
 
-def uneven_shares(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_loss
+def uneven_shares(
+    analysis: LedgerAnalysis, shares: list[WindowShare]
+) -> Iterator[Finding]:
     """Find losses that weigh differently in most windows, and not by a weight that may be meant."""
-    for shares in analysis.objectives.values():
-        windows = [share for share in _several(shares) if share.judged]
-        uneven = [s for s in _uneven(windows) if not _is_meant(analysis, s)]
-        if not uneven or 2 * len(uneven) <= len(windows):
-            continue
-        share = uneven[0]
-        why = "Divide each loss by the same count."
-        if len(set(share.by_hand)) > 1:
-            why = "`.grad` is scaled by hand between backwards, and with it all that is there already."
-        yield analysis.finding_of(
-            "uneven-shares",
-            "warning",
-            share,
-            evidence={
-                "micro-batches": share.many,
-                "shares": list(share.weights),
-                "sum of shares": share.total,
-            },
-            cause=(
-                "The micro-batches of a window do not count alike: an element of one weighs "
-                f"{_ratio(share):.3g} times an element of another. {why}"
-            ),
-            times=len(uneven),
-        )
+    windows = [share for share in _several(shares) if share.judged]
+    uneven = [s for s in _uneven(windows) if not _is_meant(analysis, s)]
+    if not uneven or 2 * len(uneven) <= len(windows):
+        return
+    share = uneven[0]
+    why = "Divide each loss by the same count."
+    if len(set(share.by_hand)) > 1:
+        why = "`.grad` is scaled by hand between backwards, and with it all that is there already."
+    yield analysis.finding_of(
+        "uneven-shares",
+        "warning",
+        share,
+        evidence={
+            "micro-batches": share.many,
+            "shares": list(share.weights),
+            "sum of shares": share.total,
+        },
+        cause=(
+            "The micro-batches of a window do not count alike: an element of one weighs "
+            f"{_ratio(share):.3g} times an element of another. {why}"
+        ),
+        times=len(uneven),
+    )
 
 
 def _is_meant(analysis: LedgerAnalysis, share: WindowShare) -> bool:
@@ -531,46 +567,58 @@ class _StepSum(NamedTuple):
     total: float
     unclipped: float
 
-    @property
-    def factors(self) -> list[float]:
-        """What each loss was multiplied by."""
-        return [factor for share in self.shares for factor in share.factors]
-
 
 def _sums(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> list[_StepSum]:
-    """Return the sums of an optimizer's steps, where all shares of all of them are known.
-
-    A loss that is a sum, with one factor for all steps, has no sum to keep: more elements are more.
-    """
-    plain = set()
-    for (index, objective), every in analysis.objectives.items():
-        factors = [factor for share in every for factor in share.factors]
-        if index == optimizer.optimizer and not every[0].mean and _all_close(factors):
-            plain.add(objective)
+    """Return the sums of an optimizer's steps, where all shares of all of them are known."""
+    plain = _plain_sums(analysis, optimizer)
     sums = []
     for step in optimizer.full_windows:
         shares = analysis.shares_of(step, optimizer.optimizer)
         if not all(share.judged for share in shares):
             return []
         many = analysis.micro_batches(shares[0])
-        shares = [share for share in shares if share.objective not in plain]
-        total = sum(share.total for share in shares)
-        unclipped = sum(share.total / share.by_hand[-1] for share in shares)
-        sums.append(_StepSum(shares, many, total, unclipped))
+        sums.append(_step_sum(many, [s for s in shares if s.objective not in plain]))
     return sums
+
+
+def _plain_sums(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> set[int]:
+    """Return the losses that are sums, with one factor for all steps: more elements are more."""
+    plain = set()
+    for (index, objective), every in analysis.objectives.items():
+        summed = index == optimizer.optimizer and not every[0].mean
+        if summed and _all_close(_factors(every)):
+            plain.add(objective)
+    return plain
+
+
+def _step_sum(many: int, shares: list[WindowShare]) -> _StepSum:
+    total = sum(share.total for share in shares)
+    unclipped = sum(share.total / share.by_hand[-1] for share in shares)
+    return _StepSum(shares, many, total, unclipped)
+
+
+def _totals(sums: Sequence[_StepSum]) -> list[float]:
+    return [window.total for window in sums]
+
+
+def _shares(sums: Sequence[_StepSum]) -> list[WindowShare]:
+    return [share for window in sums for share in window.shares]
+
+
+def _factors(shares: Sequence[WindowShare]) -> list[float]:
+    """Return what each loss was multiplied by."""
+    return [factor for share in shares for factor in share.factors]
 
 
 def _differ(sums: list[_StepSum]) -> bool:
     """Return whether sums differ, and neither by a clip by hand nor by what a count holds beside the targets."""
-    totals = [window.total for window in sums]
+    totals = _totals(sums)
     # A count of tokens may hold some that are no targets, and then all sums are a little below 1.
-    means = all(share.mean for window in sums for share in window.shares)
     highest = max(totals, default=0.0)
     counted = _MOSTLY * highest < min(totals, default=0.0) and highest < 1.001
-    if counted and not means:
+    if counted and not all(share.mean for share in _shares(sums)):
         return False
-    unclipped = [window.unclipped for window in sums]
-    return not (_all_close(totals) or _all_close(unclipped))
+    return not (_all_close(totals) or _all_close([w.unclipped for w in sums]))
 
 
 def _all_close(values: list[float]) -> bool:
@@ -584,14 +632,14 @@ def sums_differ(analysis: LedgerAnalysis) -> Iterator[Finding]:
         if not _are_wrong(analysis, sums):
             continue
         largest = max(sums, key=lambda window: window.total)
-        low = min(window.total for window in sums)
+        low = min(_totals(sums))
         yield analysis.finding_of(
             "sums-differ",
             "warning",
             largest.shares[0],
             evidence={
                 "micro-batches": sorted({window.many for window in sums}),
-                "sums of shares": [window.total for window in sums],
+                "sums of shares": _totals(sums),
             },
             cause=(
                 f"The shares of a window add up to {low:.3g} in one step and to {largest.total:.3g} in another. "
@@ -606,18 +654,21 @@ def _are_wrong(analysis: LedgerAnalysis, sums: list[_StepSum]) -> bool:
     if not _differ(sums):
         return False
     usual = modal_length(window.many for window in sums)
-    factors = [factor for window in sums for factor in window.factors]
-    if _all_close(factors):
+    if _all_close(_factors(_shares(sums))):
         return _outgrow_one_divisor(sums, usual)
     full = [window for window in sums if window.many == usual]
-    totals = [window.total for window in full]
+    return _differ(full) and _follow_a_count(analysis, full)
+
+
+def _follow_a_count(analysis: LedgerAnalysis, full: list[_StepSum]) -> bool:
+    """Return whether what windows of one length were multiplied by is no weight that may be meant."""
+    totals = _totals(full)
     # What only falls or only rises is a weight that follows a schedule.
     rising = sorted(totals)
-    if not _differ(full) or totals in (rising, rising[::-1]):
+    if totals in (rising, rising[::-1]):
         return False
     # What a sum is multiplied by is a weight, what it is divided by a count.
-    shares = [share for window in full for share in window.shares]
-    return all(share.mean or _is_divided(analysis, share) for share in shares)
+    return all(share.mean or _is_divided(analysis, share) for share in _shares(full))
 
 
 def _outgrow_one_divisor(sums: list[_StepSum], usual: int) -> bool:
@@ -634,20 +685,32 @@ def _outgrow_one_divisor(sums: list[_StepSum], usual: int) -> bool:
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what has to be meant for a healthy loop to be so: uneven weights, and sums that differ or are not 1."""
     for shares in analysis.objectives.values():
-        ratio = max(map(_ratio, _uneven(shares)), default=1.0)
-        if ratio > 1:
-            yield f"elements that weigh up to {ratio:.3g} times as much as others are meant"
-    # The sums of several ranks may be whole together.
-    of_ranks = number(analysis.ledger.meta.get("ranks")) > 1
+        yield _meant_weights(shares)
     for optimizer in analysis.optimizers:
-        sums = _sums(analysis, optimizer)
-        shares = [share for window in sums for share in window.shares]
-        means = all(share.mean for share in shares)
-        if _differ(sums) and (means or not of_ranks):
-            totals = [window.total for window in sums]
-            yield f"sums of shares from {min(totals):.3g} to {max(totals):.3g} are meant"
+        yield _meant_sums(analysis, optimizer)
     for shares in analysis.objectives.values():
         yield _meant_sum(analysis, shares)
+
+
+def _meant_weights(shares: Sequence[WindowShare]) -> str:
+    ratio = max(map(_ratio, _uneven(shares)), default=1.0)
+    if ratio > 1:
+        return (
+            f"elements that weigh up to {ratio:.3g} times as much as others are meant"
+        )
+    return ""
+
+
+def _meant_sums(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> str:
+    sums = _sums(analysis, optimizer)
+    # The sums of several ranks may be whole together.
+    of_ranks = number(analysis.ledger.meta.get("ranks")) > 1
+    if not _differ(sums):
+        return ""
+    if of_ranks and not all(share.mean for share in _shares(sums)):
+        return ""
+    totals = _totals(sums)
+    return f"sums of shares from {min(totals):.3g} to {max(totals):.3g} are meant"
 
 
 def _adds_up_with_others(analysis: LedgerAnalysis, share: WindowShare) -> bool:

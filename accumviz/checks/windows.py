@@ -9,7 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory, is_close
+from accumviz.checks.analysis import (
+    LedgerAnalysis,
+    OptimizerHistory,
+    for_each_optimizer,
+    is_close,
+)
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import calling_line, knows, zeroing
 from accumviz.ledger.events import Event
@@ -27,70 +32,72 @@ class Loss(NamedTuple):
 # --- zeroed too early -------------------------------------------------------------------------
 
 
-def zero_grad_inside_window(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def zero_grad_inside_window(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[Finding]:
     """Find contributions of one window that are erased, again and again, before its step."""
-    for optimizer in analysis.optimizers:
-        inside, _ = _lost_before_steps(analysis, optimizer)
-        steps = {loss.step for loss in inside}
-        if len(inside) < 2 or 2 * len(steps) < len(optimizer.full_windows):
-            continue
-        first = inside[0]
-        lost = [loss.backward for loss in inside if loss.step == first.step]
-        kept = optimizer.windows[first.step]
-        zero = _line_of(analysis, first, kept[-1])
-        yield analysis.finding(
-            "zero-grad-inside-window",
-            "error",
-            first.eraser,
-            step=first.step,
-            evidence={
-                "backwards erased": lost,
-                "backwards consumed": kept,
-                "steps concerned": len(steps),
-            },
-            cause=(
-                f"`.grad` is zeroed between the backwards of one window: {len(lost)} of {len(lost) + len(kept)} "
-                "micro-batches are lost before the step sees them."
-            ),
-            suggestion=_zeroed_after(analysis, optimizer, zero, first),
-            times=len(inside),
-            optimizer=optimizer.optimizer,
-            at=zero,
-        )
+    inside, _ = _lost_before_steps(analysis, optimizer)
+    steps = {loss.step for loss in inside}
+    if len(inside) < 2 or 2 * len(steps) < len(optimizer.full_windows):
+        return
+    first = inside[0]
+    lost = [loss.backward for loss in inside if loss.step == first.step]
+    kept = optimizer.windows[first.step]
+    zero = _line_of(analysis, first, kept[-1])
+    yield analysis.finding(
+        "zero-grad-inside-window",
+        "error",
+        first.eraser,
+        step=first.step,
+        evidence={
+            "backwards erased": lost,
+            "backwards consumed": kept,
+            "steps concerned": len(steps),
+        },
+        cause=(
+            f"`.grad` is zeroed between the backwards of one window: {len(lost)} of {len(lost) + len(kept)} "
+            "micro-batches are lost before the step sees them."
+        ),
+        suggestion=_zeroed_after(analysis, optimizer, zero, first),
+        times=len(inside),
+        at=zero,
+    )
 
 
-def zero_before_step(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def zero_before_step(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[Finding]:
     """Find a step that reads nothing, because what came before it was zeroed."""
-    for optimizer in analysis.optimizers:
-        vain: list[list[Loss]] = []
-        for step, used in optimizer.windows.items():
-            # What another optimizer used may be kept from this one for a while, but not for ever.
-            losses = [
-                loss
-                for loss in _erased_before(analysis, optimizer, step)
-                if not optimizer.full_windows or not _is_used(analysis, loss)
-            ]
-            if losses and not used:
-                vain.append(losses)
-        if not vain:
-            continue
-        losses = vain[0]
-        zero = _line_of(analysis, losses[-1], losses[0].backward)
-        yield analysis.finding(
-            "zero-before-step",
-            "error",
-            losses[-1].eraser,
-            step=losses[0].step,
-            evidence={
-                "backwards erased": [loss.backward for loss in losses],
-                "steps that found nothing": len(vain),
-            },
-            cause="`.grad` is zeroed between the backward and the step: the step finds nothing to apply.",
-            suggestion=_zeroed_after(analysis, optimizer, zero, losses[0]),
-            times=len(vain),
-            optimizer=optimizer.optimizer,
-            at=zero,
-        )
+    vain: list[list[Loss]] = []
+    for step, used in optimizer.windows.items():
+        # What another optimizer used may be kept from this one for a while, but not for ever.
+        losses = [
+            loss
+            for loss in _erased_before(analysis, optimizer, step)
+            if not optimizer.full_windows or not _is_used(analysis, loss)
+        ]
+        if losses and not used:
+            vain.append(losses)
+    if not vain:
+        return
+    losses = vain[0]
+    zero = _line_of(analysis, losses[-1], losses[0].backward)
+    yield analysis.finding(
+        "zero-before-step",
+        "error",
+        losses[-1].eraser,
+        step=losses[0].step,
+        evidence={
+            "backwards erased": [loss.backward for loss in losses],
+            "steps that found nothing": len(vain),
+        },
+        cause="`.grad` is zeroed between the backward and the step: the step finds nothing to apply.",
+        suggestion=_zeroed_after(analysis, optimizer, zero, losses[0]),
+        times=len(vain),
+        at=zero,
+    )
 
 
 def _line_of(analysis: LedgerAnalysis, loss: Loss, other: int) -> Event:
@@ -221,35 +228,36 @@ def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
 # --- the last window --------------------------------------------------------------------------
 
 
-def tail_dropped(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def tail_dropped(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[Finding]:
     """Find micro-batches at the end of a loader that no step ever consumed."""
-    for optimizer in analysis.optimizers:
-        if optimizer.usual < 2 or not optimizer.steps.size:
-            continue
-        dropped = _thrown_away(analysis, optimizer)
-        left = _left_at_the_end(analysis, optimizer)
-        dropped += [left] if left else []
-        if not dropped:
-            continue
-        lost = dropped[0]
-        source = "loader" if analysis.has_loaders else "loop"
-        yield analysis.finding(
-            "tail-dropped",
-            "warning",
-            lost[0],
-            evidence={
-                "backwards": lost,
-                "usual window": optimizer.usual,
-                "lost in all": sum(map(len, dropped)),
-            },
-            cause=(
-                f"The {source} ended after {len(lost)} of {optimizer.usual} micro-batches of a window, and what they "
-                "contributed was thrown away. Step once more after it, on averaged gradients where there are several "
-                "ranks, and divide by their own number."
-            ),
-            times=len(dropped),
-            optimizer=optimizer.optimizer,
-        )
+    if optimizer.usual < 2 or not optimizer.steps.size:
+        return
+    dropped = _thrown_away(analysis, optimizer)
+    left = _left_at_the_end(analysis, optimizer)
+    dropped += [left] if left else []
+    if not dropped:
+        return
+    lost = dropped[0]
+    source = "loader" if analysis.has_loaders else "loop"
+    yield analysis.finding(
+        "tail-dropped",
+        "warning",
+        lost[0],
+        evidence={
+            "backwards": lost,
+            "usual window": optimizer.usual,
+            "lost in all": sum(map(len, dropped)),
+        },
+        cause=(
+            f"The {source} ended after {len(lost)} of {optimizer.usual} micro-batches of a window, and what they "
+            "contributed was thrown away. Step once more after it, on averaged gradients where there are several "
+            "ranks, and divide by their own number."
+        ),
+        times=len(dropped),
+    )
 
 
 def _thrown_away(
@@ -367,16 +375,18 @@ def _second_step(
     )
 
 
-def missing_zero_grad(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def missing_zero_grad(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[Finding]:
     """Find contributions that several steps of one optimizer consumed, or a closure that adds its evaluations up."""
-    for optimizer in analysis.optimizers:
-        evaluated = _evaluated_in_vain(analysis, optimizer)
-        counts = Counter(optimizer.read.tolist())
-        twice = [b for b, many in counts.items() if many > 1]
-        if evaluated:
-            yield _unzeroed_closure(analysis, optimizer, evaluated)
-        elif twice:
-            yield _read_again(analysis, optimizer, twice)
+    evaluated = _evaluated_in_vain(analysis, optimizer)
+    counts = Counter(optimizer.read.tolist())
+    twice = [b for b, many in counts.items() if many > 1]
+    if evaluated:
+        yield _unzeroed_closure(analysis, optimizer, evaluated)
+    elif twice:
+        yield _read_again(analysis, optimizer, twice)
 
 
 def _evaluated_in_vain(
@@ -420,7 +430,6 @@ def _unzeroed_closure(
         if one_each
         else "",
         times=len(evaluated),
-        optimizer=optimizer.optimizer,
     )
 
 
@@ -460,7 +469,6 @@ def _read_again(
         cause=cause,
         suggestion="" if kept else suggestion,
         times=len(twice),
-        optimizer=optimizer.optimizer,
     )
 
 
