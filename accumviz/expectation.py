@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from accumviz import arguments
-from accumviz.checks.analysis import LedgerAnalysis
+from accumviz.checks.analysis import LedgerAnalysis, WindowShare
 from accumviz.checks.check import check
 from accumviz.checks.report import Report, told
 from accumviz.ledger.flow import Window
@@ -177,11 +177,11 @@ def _is_last(ledger: Ledger, windows: list[Window], window: Window) -> bool:
     """Return whether an epoch, or the recording, was over after a window."""
     last = window.backwards[-1]
     after = [
-        other.backwards[0]
+        backward
         for other in windows
         if other.optimizer == window.optimizer
-        and other.backwards
-        and other.backwards[0] > last
+        for backward in other.backwards[:1]
+        if backward > last
     ]
     until = min(after, default=len(ledger))
     ends = [e.index for e in ledger.of("loader") if e.details.get("what") == "ends"]
@@ -196,13 +196,19 @@ def _incomplete(ledger: Ledger) -> Iterator[str]:
     for shares in analysis.objectives.values():
         right = shares[0].total if several else 1.0
         for share in shares:
-            said = f"the shares of the step at event {share.step}"
-            if not share.known or math.isnan(share.total):
-                rows = analysis.shares.of(share.step)
-                reason = next((row.unknown for row in rows if row.unknown), "")
-                yield f"{said} cannot be read: {reason}"
-            elif not analysis.adds_up_to(share, right):
-                yield f"{said} add up to {told(share.total)}, expected {told(right)}"
+            if wrong := _other_sum(analysis, share, right):
+                yield f"the shares of the step at event {share.step} {wrong}"
+
+
+def _other_sum(analysis: LedgerAnalysis, share: WindowShare, right: float) -> str:
+    """Say of a step's shares that they are not known, or add up to something else."""
+    if not share.known or math.isnan(share.total):
+        rows = analysis.shares.of(share.step)
+        reason = next((row.unknown for row in rows if row.unknown), "")
+        return f"cannot be read: {reason}"
+    if analysis.adds_up_to(share, right):
+        return ""
+    return f"add up to {told(share.total)}, expected {told(right)}"
 
 
 def _syncs(ledger: Ledger) -> Iterator[tuple[int, int]]:

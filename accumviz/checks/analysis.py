@@ -318,17 +318,18 @@ class LedgerAnalysis:
         return self.ledger[event].details.get(name)
 
     @cached_property
-    def optimizers(self) -> list[OptimizerHistory]:
-        """Every optimizer that has parameters here and stepped."""
+    def every_optimizer(self) -> list[OptimizerHistory]:
+        """Every optimizer that has parameters here."""
         indices: set[int] = set()
         for parameter in self.ledger.parameters:
             indices.update(parameter.optimizers)
-        optimizers = []
-        for index in sorted(indices):
-            history = OptimizerHistory(self, index)
-            if history.steps.size or history.skipped.size:
-                optimizers.append(history)
-        return optimizers
+        return [OptimizerHistory(self, index) for index in sorted(indices)]
+
+    @cached_property
+    def optimizers(self) -> list[OptimizerHistory]:
+        """Every optimizer that has parameters here and stepped."""
+        every = self.every_optimizer
+        return [each for each in every if each.steps.size or each.skipped.size]
 
     @cached_property
     def sites(self) -> np.ndarray:

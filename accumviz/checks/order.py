@@ -41,23 +41,17 @@ def clip_per_micro_batch(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
 ) -> Iterator[Finding]:
     """Find a clip between the backwards of one window, which shortens what is there already."""
-    clips = []
-    for step in optimizer.full_windows:
-        backwards = optimizer.waiting(step)
-        if not backwards:
-            continue
-        since = max(backwards[0], optimizer.previous_step(step))
-        inside = optimizer.changing_between("clip", since, backwards[-1]).tolist()
-        shortening = [c for c in inside if optimizer.clip_ratio(c) < 1 - SAME]
-        clips += [(clip, step) for clip in shortening]
+    every = {step: _clips_inside(optimizer, step) for step in optimizer.full_windows}
+    clips = {step: inside for step, inside in every.items() if inside}
     if not clips:
         return
-    clip, step = clips[0]
+    step, inside = next(iter(clips.items()))
+    clip = inside[0]
     window = optimizer.waiting(step)
     at, end = lines_of(analysis, clip, step, window[0], window[-1])
     rows = analysis.shares.of(step)
     mine = (rows.optimizer == optimizer.optimizer) & ~rows.erased
-    ratios = [optimizer.clip_ratio(c) for c, s in clips if s == step]
+    ratios = [optimizer.clip_ratio(c) for c in inside]
     yield analysis.finding(
         "clip-per-micro-batch",
         "error",
@@ -72,9 +66,19 @@ def clip_per_micro_batch(
             "last micro-batch counts most."
         ),
         suggestion=analysis.code.moved_above(at, end),
-        times=len(clips),
+        times=sum(map(len, clips.values())),
         at=at,
     )
+
+
+def _clips_inside(optimizer: OptimizerHistory, step: int) -> list[int]:
+    """Return the clips that shorten something between the backwards of a step."""
+    backwards = optimizer.waiting(step)
+    if not backwards:
+        return []
+    since = max(backwards[0], optimizer.previous_step(step))
+    inside = optimizer.changing_between("clip", since, backwards[-1]).tolist()
+    return [c for c in inside if optimizer.clip_ratio(c) < 1 - SAME]
 
 
 @for_each_optimizer
@@ -109,9 +113,8 @@ def clip_on_the_wrong_side(
 def _reads_too_late(analysis: LedgerAnalysis, clip: int) -> int | None:
     """Return the first optimizer of those that a clip concerns, where nothing has come since any of their steps."""
     event = analysis.ledger[clip]
-    most = number(event.details.get("max_norm", 0.0))
-    if event.details.get("by") != "value" and not math.isfinite(most):
-        return None  # a clip to infinity measures, and changes nothing
+    if _only_measures(event):
+        return None
     on_rank = [o for o in analysis.optimizers if event.rank in (None, o.rank)]
     concerned = [o for o in on_rank if o.changed_by(clip)]
     changed = analysis.ledger.state[clip] & CHANGED
@@ -121,6 +124,12 @@ def _reads_too_late(analysis: LedgerAnalysis, clip: int) -> int | None:
     if concerned and all(o.nothing_since_step(clip) for o in concerned):
         return concerned[0].optimizer
     return None
+
+
+def _only_measures(event: Event) -> bool:
+    """Return whether a clip is to infinity, and changes nothing."""
+    most = number(event.details.get("max_norm", 0.0))
+    return event.details.get("by") != "value" and not math.isfinite(most)
 
 
 def clip_of_nothing(analysis: LedgerAnalysis) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import permutations
 
 import numpy as np
 
@@ -103,17 +104,20 @@ def _unused(analysis: LedgerAnalysis) -> list[int]:
     if any(optimizer.is_fed_by_hand for optimizer in analysis.optimizers):
         return []  # these may be what its parameters are copies of
     stepping = {optimizer.optimizer for optimizer in analysis.optimizers}
-    steps = analysis.at("step")
     unused = []
     for p, parameter in enumerate(analysis.ledger.parameters):
-        born = np.flatnonzero(analysis.contributed[:, p])
-        rounds = np.unique(np.searchsorted(steps, born)).size
         # What is missed less often may belong to a phase that was not recorded.
-        often = rounds > (_AGAIN if parameter.optimizers else 1)
-        outside = not stepping.intersection(parameter.optimizers)
-        if stepping and often and outside and not parameter.unsharded_of:
+        often = _rounds(analysis, p) > (_AGAIN if parameter.optimizers else 1)
+        outside = stepping and not stepping.intersection(parameter.optimizers)
+        if often and outside and not parameter.unsharded_of:
             unused.append(p)
     return unused
+
+
+def _rounds(analysis: LedgerAnalysis, p: int) -> int:
+    """Count the times between steps in which a parameter gets a gradient."""
+    born = np.flatnonzero(analysis.contributed[:, p])
+    return np.unique(np.searchsorted(analysis.at("step"), born)).size
 
 
 def _thrown_away(analysis: LedgerAnalysis) -> str:
@@ -217,13 +221,7 @@ def gan_gradient_leak(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
 ) -> Iterator[Finding]:
     """Find a loss of one network that another network's step consumes as well."""
-    leaks: list[tuple[int, int, int]] = []
-    if np.unique(analysis.sites[optimizer.backwards]).size < 2:
-        return
-    for other in analysis.optimizers:
-        if _are_apart(analysis, optimizer, other):
-            leaks += _leaks(analysis, optimizer, other)
-            leaks += _read_together(analysis, optimizer, other)
+    leaks = list(_all_leaks(analysis, optimizer))
     if not leaks:
         return
     b, early, late = min(leaks)
@@ -253,6 +251,18 @@ def gan_gradient_leak(
         times=len(leaked),
         at=at,
     )
+
+
+def _all_leaks(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[tuple[int, int, int]]:
+    """Return what leaks from the other optimizers' losses, where this one has several."""
+    if np.unique(analysis.sites[optimizer.backwards]).size < 2:
+        return
+    for other in analysis.optimizers:
+        if _are_apart(analysis, optimizer, other):
+            yield from _leaks(analysis, optimizer, other)
+            yield from _read_together(analysis, optimizer, other)
 
 
 def _are_apart(
@@ -358,19 +368,17 @@ def _shared_loss(analysis: LedgerAnalysis) -> str:
 
     Empty where there is none.
     """
-    losses = {
-        optimizer: set(analysis.sites[optimizer.read].tolist())
-        for optimizer in analysis.optimizers
-    }
-    for one, its in losses.items():
-        for other, theirs in losses.items():
-            # All that the other one learns from, of several.
-            several = theirs and len(its) > 1 and theirs <= its
-            if one is other or not several or not _are_apart(analysis, one, other):
-                continue
-            both = [b for b in one.read.tolist() if analysis.sites[b] in theirs]
-            labels = dict.fromkeys(analysis.ledger[b].label or "a loss" for b in both)
-            meant = "is" if len(labels) == 1 else "are each"
-            learned = f"{' and '.join(labels)} {meant} meant to train"
-            return f"{learned} what {one.name} has, as well as what {other.name} has"
+    for one, other in permutations(analysis.optimizers, 2):
+        its = analysis.sites[one.read]
+        theirs = np.unique(analysis.sites[other.read])
+        both = np.isin(its, theirs)
+        # All that the other one learns from, of several.
+        several = np.unique(its).size > 1 and np.isin(theirs, its).all()
+        if not theirs.size or not several or not _are_apart(analysis, one, other):
+            continue
+        backwards = one.read[both].tolist()
+        labels = dict.fromkeys(analysis.ledger[b].label or "a loss" for b in backwards)
+        meant = "is" if len(labels) == 1 else "are each"
+        learned = f"{' and '.join(labels)} {meant} meant to train"
+        return f"{learned} what {one.name} has, as well as what {other.name} has"
     return ""

@@ -99,17 +99,6 @@ def ddp_unsynced_step(
         return
     step, late = wrong[0]
     b = late[-1]
-    why = "the last backward before it ran without synchronisation."
-    if _was_meant(analysis, b) and analysis.detail(b, "armed"):
-        why = (
-            "DDP was to average them, and did not. Its hooks are lost where parameters are moved or cast after it "
-            "was made, and it waits for a gradient of every parameter."
-        )
-    elif _was_meant(analysis, b):
-        why = (
-            "a forward through DDP arms the all-reduce, for the first backward after it, and none ran before this "
-            "backward with the flag set."
-        )
     yield analysis.finding(
         "ddp-unsynced-step",
         "error",
@@ -121,8 +110,22 @@ def ddp_unsynced_step(
             "flag at its backward": not analysis.detail(b, "no_sync"),
             "line of the forward": analysis.detail(b, "armed_line") or 0,
         },
-        cause=f"The step reads gradients that were not averaged over the ranks: {why}",
+        cause=f"The step reads gradients that were not averaged over the ranks: {_why_unsynced(analysis, b)}",
         times=len(wrong),
+    )
+
+
+def _why_unsynced(analysis: LedgerAnalysis, backward: int) -> str:
+    if not _was_meant(analysis, backward):
+        return "the last backward before it ran without synchronisation."
+    if analysis.detail(backward, "armed"):
+        return (
+            "DDP was to average them, and did not. Its hooks are lost where parameters are moved or cast after it "
+            "was made, and it waits for a gradient of every parameter."
+        )
+    return (
+        "a forward through DDP arms the all-reduce, for the first backward after it, and none ran before this "
+        "backward with the flag set."
     )
 
 
@@ -188,15 +191,11 @@ def fsdp2_zero_keeps_unsharded(analysis: LedgerAnalysis) -> Iterator[Finding]:
 
 def _kept_by_zeros(analysis: LedgerAnalysis) -> dict[int, list[str]]:
     """Return the zeroings that leave whole gradients as they are, with the names of those."""
-    whole = {}
-    for p, parameter in enumerate(analysis.ledger.parameters):
-        if parameter.unsharded_of:
-            whole[p] = parameter.name
-    kept: dict[int, list[str]] = {}
-    if not whole:
-        return kept
+    parameters = analysis.ledger.parameters
+    whole = [p for p, parameter in enumerate(parameters) if parameter.unsharded_of]
+    kept = {}
     for zero in analysis.at("zero_grad").tolist():
-        names = [name for p, name in whole.items() if _stays(analysis, zero, p)]
+        names = [parameters[p].name for p in whole if _stays(analysis, zero, p)]
         if names:
             kept[zero] = names
     return kept
@@ -292,13 +291,9 @@ def _summarise_optimizers(
     analysis: LedgerAnalysis, rank: int | None
 ) -> list[OptimizerSummary]:
     """Return the optimizers under DDP. One that never steps may have been left behind by those that do."""
-    indices: set[int] = set()
-    for parameter in analysis.ledger.parameters:
-        indices.update(parameter.optimizers)
     summaries = []
     count: Counter[int | None] = Counter()
-    for index in sorted(indices):
-        optimizer = OptimizerHistory(analysis, index)
+    for optimizer in analysis.every_optimizer:
         its_rank = optimizer.rank if rank is None else rank
         if _is_replicated(analysis, optimizer):
             steps = optimizer.steps.size

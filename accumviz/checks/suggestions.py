@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from textwrap import dedent
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from accumviz.ledger.events import Event
 from accumviz.show import literal
@@ -84,15 +84,15 @@ class Code:
 
     def removed(self, event: Event) -> str:
         """Take this line out."""
-        return self._edit(event, [], taken=[_line(event)]) if _place(event) else ""
+        return self._edit_beside(event, [], taken=[_line(event)])
 
     def added_above(self, event: Event, line: str) -> str:
         """Add a line above this one."""
-        return self._edit(event, [line]) if _place(event) else ""
+        return self._edit_beside(event, [line])
 
     def added_below(self, event: Event, line: str) -> str:
         """Add a line below this one."""
-        return self._edit(event, [line], below=True) if _place(event) else ""
+        return self._edit_beside(event, [line], below=True)
 
     def moved_above(self, event: Event, other: Event) -> str:
         """Move this line above the other one."""
@@ -104,10 +104,13 @@ class Code:
 
     def _moved(self, event: Event, other: Event, *, below: bool) -> str:
         block = self._block(event, other)
-        if not block or not _place(other):
-            return ""
         texts = [line.text for line in block]
-        return self._edit(other, texts, below=below, taken=block)
+        return (
+            self._edit_beside(other, texts, below=below, taken=block) if block else ""
+        )
+
+    def _edit_beside(self, event: Event, added: list[str], **how: Any) -> str:
+        return self._edit(event, added, **how) if _place(event) else ""
 
     def zeroed_below(
         self, step: Event, backward: Event, zero: Event | None = None
@@ -138,26 +141,34 @@ class Code:
         taken: Sequence[Line] = (),
     ) -> str:
         """Add lines beside one that stays, and take some out; nothing where the code would not run."""
-        for at in (_line(place), *taken):
-            rows = _function(self._rows.get(at.file, []), at.line)
-            here = [
-                line for line in taken if line.file == at.file and line.line in rows
-            ]
-            if rows and at.line == place.line and at.file == place.file:
-                if not _has_names(rows, place.line, added, here):
-                    return ""
-                row = rows[place.line]
-                block = [row[: _indent(row)] + text for text in added]
-                block.insert(0 if below else len(block), row)
-                rows[place.line] = "\n".join(block)
-            for line in here:
-                del rows[line.line]
-            if rows and not _parsed(rows.values()):
-                return ""
-        plus = _marked("+", added)
+        lines = (_line(place), *taken)
+        if not all(self._runs(at, place, added, below, taken) for at in lines):
+            return ""
+        rows = _marked("+", added)
         if added:
-            plus.insert(0 if below else len(plus), f"  {literal(place.source)}")
-        return "\n".join([*_marked("-", [line.text for line in taken]), *plus])
+            rows = _beside(f"  {literal(place.source)}", rows, below)
+        return "\n".join([*_marked("-", [line.text for line in taken]), *rows])
+
+    def _runs(
+        self,
+        at: Line,
+        place: Event,
+        added: list[str],
+        below: bool,
+        taken: Sequence[Line],
+    ) -> bool:
+        """Return whether the function of a line compiles after an edit, and has all names."""
+        rows = _function(self._rows.get(at.file, []), at.line)
+        here = [line for line in taken if line.file == at.file and line.line in rows]
+        if rows and at[:2] == (place.file, place.line):
+            if not _has_names(rows, place.line, added, here):
+                return False
+            row = rows[place.line]
+            texts = [row[: _indent(row)] + text for text in added]
+            rows[place.line] = "\n".join(_beside(row, texts, below))
+        for line in here:
+            del rows[line.line]
+        return _parsed(rows.values()) is not None
 
     def _block(self, event: Event, other: Event) -> list[Line]:
         """Return a line that is to stand beside another one, below the condition that it has and the other has not."""
@@ -194,12 +205,15 @@ class Code:
     def _is_alone(self, event: Event, head: Line) -> bool:
         """Return whether a line is all that its condition is for."""
         rows = self._rows[event.file]
-        above = [row for row in rows[head.line : event.line - 1] if row.strip()]
-        below = [row for row in rows[event.line :] if row.strip()]
-        indent = _indent(rows[head.line - 1])
-        ends = not below or _indent(below[0]) <= indent
-        otherwise = ends and below and below[0].strip().startswith(("else", "elif"))
-        return not above and ends and not otherwise
+        above = "".join(rows[head.line : event.line - 1])
+        below = next((row for row in rows[event.line :] if row.strip()), "")
+        goes_on = _indent(below) > _indent(rows[head.line - 1])
+        otherwise = below.lstrip().startswith(("else", "elif"))
+        return not (above.strip() or goes_on or otherwise)
+
+
+def _beside(line: str, added: list[str], below: bool) -> list[str]:
+    return [line, *added] if below else [*added, line]
 
 
 def _line(event: Event) -> Line:
@@ -317,10 +331,7 @@ def divided(event: Event, by: str) -> str:
         return ""
     before, after = event.source.split(label)
     enclosed = before.endswith("(") and after.startswith(")")
-    called = enclosed and not re.search(r"\w\($", before)
     is_plain = re.fullmatch(rf"{_NAME}(\(.*\))?", label) is not None
-    if called and not is_plain:
-        return replaced(event, f"{before[:-1]}(({label}) / {by}){after[1:]}")
     quotient = f"{label} / {by}" if is_plain else f"({label}) / {by}"
     if not enclosed and after.startswith("."):
         quotient = f"({quotient})"

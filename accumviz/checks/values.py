@@ -135,19 +135,25 @@ def graph_retained(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
 ) -> Iterator[Finding]:
     """Find saved tensors of which more are alive after each window, or losses that are run again."""
-    after = analysis.events.column("saved_after")
-    before = analysis.events.column("saved_before")
-    windows = list(optimizer.full_windows.values())
-    several = [used for used in windows if len(used) > 1]
-    last = [used[-1] for used in windows if np.isfinite(after[used[-1]])]
+    several = [used for used in optimizer.full_windows.values() if len(used) > 1]
+    last = _last_of_rising(analysis, optimizer)
     if several and all(_runs_again(analysis, used) for used in several):
         yield _summed(analysis, optimizer, several[0][1], len(several))
-    elif len(last) < _RISING or not _rises(after[last], before[last[:2]].max()):
-        return
-    elif _runs_again(analysis, last):
+    elif last and _runs_again(analysis, last):
         yield _summed(analysis, optimizer, last[0], len(last))
-    else:
-        yield _kept(analysis, optimizer, last, after[last])
+    elif last:
+        yield _kept(analysis, optimizer, last)
+
+
+def _last_of_rising(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> list[int]:
+    """Return the last backward of each window, where more bytes are saved after each; else none."""
+    after = analysis.events.column("saved_after")
+    before = analysis.events.column("saved_before")
+    every = [used[-1] for used in optimizer.full_windows.values()]
+    last = [b for b in every if np.isfinite(after[b])]
+    if len(last) < _RISING or not _rises(after[last], before[last[:2]].max()):
+        return []
+    return last
 
 
 def _rises(saved: np.ndarray, one_graph: float) -> bool:
@@ -162,9 +168,9 @@ def _kept(
     analysis: LedgerAnalysis,
     optimizer: OptimizerHistory,
     last: list[int],
-    saved: np.ndarray,
 ) -> Finding:
     """Return the finding about saved tensors that something keeps."""
+    saved = analysis.events.column("saved_after")[last]
     retained = [b for b in last if analysis.detail(b, "retain_graph")]
     event = analysis.ledger[retained[0] if retained else last[0]]
     keeper, suggestion = "something that is kept, such as a loss in a list,", ""

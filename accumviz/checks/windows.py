@@ -70,16 +70,9 @@ def zero_before_step(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
 ) -> Iterator[Finding]:
     """Find a step that reads nothing, because what came before it was zeroed."""
-    vain: list[list[Loss]] = []
-    for step, used in optimizer.windows.items():
-        # What another optimizer used may be kept from this one for a while, but not for ever.
-        losses = [
-            loss
-            for loss in _erased_before(analysis, optimizer, step)
-            if not optimizer.full_windows or not _is_used(analysis, loss)
-        ]
-        if losses and not used:
-            vain.append(losses)
+    idle = [step for step, used in optimizer.windows.items() if not used]
+    every = [_lost_for_all(analysis, optimizer, step) for step in idle]
+    vain = [losses for losses in every if losses]
     if not vain:
         return
     losses = vain[0]
@@ -98,6 +91,17 @@ def zero_before_step(
         times=len(vain),
         at=zero,
     )
+
+
+def _lost_for_all(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, step: int
+) -> list[Loss]:
+    """Return what was erased before a step, and used by no other optimizer."""
+    losses = _erased_before(analysis, optimizer, step)
+    # What another optimizer used may be kept from this one for a while, but not for ever.
+    if not optimizer.full_windows:
+        return losses
+    return [loss for loss in losses if not _is_used(analysis, loss)]
 
 
 def _line_of(analysis: LedgerAnalysis, loss: Loss, other: int) -> Event:
@@ -218,8 +222,8 @@ def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
         for step, kept in optimizer.full_windows.items():
             if moved[kept[0]] and not analysis.closures[kept[0]]:
                 continue
-            losses = _erased_before(analysis, optimizer, step)
-            lost |= {loss.backward for loss in losses if not _is_used(analysis, loss)}
+            losses = _lost_for_all(analysis, optimizer, step)
+            lost |= {loss.backward for loss in losses}
     if lost:
         many = f"{len(lost)} micro-batch{'es' * (len(lost) > 1)}"
         yield f"what {many} brought and a zeroing erased is meant to be thrown away"
@@ -282,14 +286,11 @@ def _left_at_the_end(
     steps = analysis.ledger.outcomes.steps
     sites = set(analysis.sites[optimizer.read].tolist())
     last = optimizer.read_step.max(initial=-1)
-    unused = [
-        b
-        for b in optimizer.backwards[optimizer.backwards > last].tolist()
-        if analysis.sites[b] in sites
-        and analysis.finite(b)
-        and not steps[b].any()
-        and (analysis.erased[b, optimizer.columns] < 0).all()
-    ]
+    late = optimizer.backwards[optimizer.backwards > last]
+    gone = (analysis.erased[np.ix_(late, optimizer.columns)] >= 0).any(axis=1)
+    gone |= steps[late].any(axis=1)
+    live = late[~gone].tolist()
+    unused = [b for b in live if analysis.sites[b] in sites and analysis.finite(b)]
     if not unused or (optimizer.skipped > unused[-1]).any():
         return []
     at_end = analysis.ended(unused[-1], optimizer.rank)
@@ -447,15 +448,7 @@ def _read_again(
             f"`.grad` is not zeroed: after each step {kept:.3g} of it is kept, as momentum keeps it. If that is "
             "meant, nothing is wrong."
         )
-    step = analysis.ledger[steps[0]]
-    suggestion = _zeroed_below(analysis, optimizer, step, twice[0])
-    window = optimizer.windows[steps[0]]
-    own = [b for b in window if not _is_read_by_others(analysis, optimizer, b)]
-    # Below its step, what another network's loss brings afterwards would stay.
-    if 0 < len(own) < len(window):
-        first = analysis.ledger[own[0]]
-        above = analysis.code.added_above(first, zeroing(step))
-        suggestion = above if len(own) == 1 and knows(first, step) else ""
+    suggestion = _zeroed_beside(analysis, optimizer, steps[0], twice[0])
     return analysis.finding(
         "missing-zero-grad",
         "note" if kept else "error",
@@ -470,6 +463,22 @@ def _read_again(
         suggestion="" if kept else suggestion,
         times=len(twice),
     )
+
+
+def _zeroed_beside(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, at: int, backward: int
+) -> str:
+    """Suggest to zero below a step, or above the first backward that no other optimizer reads."""
+    step = analysis.ledger[at]
+    window = optimizer.windows[at]
+    own = [b for b in window if not _is_read_by_others(analysis, optimizer, b)]
+    if len(own) in (0, len(window)):
+        return _zeroed_below(analysis, optimizer, step, backward)
+    # Below its step, what another network's loss brings afterwards would stay.
+    first = analysis.ledger[own[0]]
+    if len(own) > 1 or not knows(first, step):
+        return ""
+    return analysis.code.added_above(first, zeroing(step))
 
 
 def _is_read_by_others(
