@@ -537,7 +537,6 @@ class LedgerAnalysis:
 
     def finding(
         self,
-        rule: str,
         severity: str,
         event: int,
         *,
@@ -545,7 +544,7 @@ class LedgerAnalysis:
         cause: str,
         **about: Any,
     ) -> Finding:
-        """Return a finding at this event, on its line or on that of `at`, which led to it.
+        """Return a finding at this event, on its line or on that of `at`, which led to it. `check` names its rule.
 
         A change by hand has no line: it is shown at its step.
         """
@@ -559,7 +558,7 @@ class LedgerAnalysis:
         if given:
             evidence = {**evidence, "setting": given}
         return Finding(
-            rule,
+            "",
             severity,
             step,
             event,
@@ -572,13 +571,11 @@ class LedgerAnalysis:
             **about,
         )
 
-    def finding_of(
-        self, rule: str, severity: str, share: WindowShare, **about: Any
-    ) -> Finding:
+    def finding_of(self, severity: str, share: WindowShare, **about: Any) -> Finding:
         """Return a finding about a window, at its first backward unless another `event` is given."""
         about = {"step": share.step, "optimizer": share.optimizer} | about
         event = about.pop("event", share.backwards[0])
-        return self.finding(rule, severity, event, **about)
+        return self.finding(severity, event, **about)
 
 
 Search = Callable[[LedgerAnalysis], Iterator[Finding]]

@@ -241,7 +241,9 @@ def _judge(ledger: Ledger, rank: int | None) -> _Judged:
         return judged
     for rule in RULES:
         every = rule.find(analysis) if rule.find is not None else ()
-        judged.findings[rule.name] = [replace(each, rank=rank) for each in every]
+        judged.findings[rule.name] = [
+            replace(each, rule=rule.name, rank=rank) for each in every
+        ]
     judged.reason = _no_verdict(analysis)
     judged.unjudged = _unjudged(analysis)
     judged.condition = ", and if ".join(dict.fromkeys(_conditions(analysis)))
@@ -406,8 +408,8 @@ def _findings(rule: Rule, judged: list[_Judged]) -> Iterator[Finding]:
     if rule.compare is not None:
         for finding in rule.compare(_summaries(judged)):
             # In one ledger the optimizers of all ranks are numbered through.
-            merged = judged[0].rank is None
-            yield replace(finding, rank=None) if merged else finding
+            rank = finding.rank if judged[0].rank is not None else None
+            yield replace(finding, rule=rule.name, rank=rank)
 
 
 def _is_explained(finding: Finding, explained: set[tuple[str, Any]]) -> bool:

@@ -53,7 +53,6 @@ def clip_per_micro_batch(
     mine = (rows.optimizer == optimizer.optimizer) & ~rows.erased
     ratios = [optimizer.clip_ratio(c) for c in inside]
     yield analysis.finding(
-        "clip-per-micro-batch",
         "error",
         clip,
         step=step,
@@ -98,7 +97,6 @@ def clip_on_the_wrong_side(
     before = optimizer.backwards[optimizer.backwards < step][-1:].tolist()
     at, end = lines_of(analysis, clip, step, *before)
     yield analysis.finding(
-        "clip-on-the-wrong-side",
         "error",
         clip,
         step=step,
@@ -143,7 +141,6 @@ def clip_of_nothing(analysis: LedgerAnalysis) -> Iterator[Finding]:
         if not empty[lines == line].all() or not present.any():
             continue
         yield analysis.finding(
-            "clip-of-nothing",
             "note",
             event,
             evidence={"max_norm": analysis.detail(event, "max_norm") or "?"},
@@ -182,7 +179,6 @@ def clip_scaled_grads(
     # What is clipped more than once in a window cannot be unscaled each time.
     once = bool(after) and sum(c < after[0] for c in early) == 1
     yield analysis.finding(
-        "clip-scaled-grads",
         "error",
         clip,
         step=after[0] if after else None,
@@ -252,7 +248,6 @@ def backward_after_unscale(
     scale = number(analysis.detail(b, "amp_scale"))
     at, end = lines_of(analysis, inside[0], step, b)
     yield analysis.finding(
-        "backward-after-unscale",
         "error",
         inside[0],
         step=step,
@@ -289,7 +284,6 @@ def scaler_updated_between_steps(
         return
     b, unscale, step = changed[0]
     yield analysis.finding(
-        "scaler-updated-between-steps",
         "error",
         unscale,
         step=step,
@@ -318,7 +312,6 @@ def scheduler_per_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
         first = int(schedules[schedules > window[0]][0])
         at, end = lines_of(analysis, first, steps[0], window[0])
         yield analysis.finding(
-            "scheduler-per-micro-batch",
             "error",
             first,
             step=steps[0],

@@ -23,7 +23,6 @@ from accumviz.ledger.flow import number
 _AGAIN = 3
 # Losses of opponents cancel in a generator, up to how they weigh each sample.
 _OPPOSED = -0.9
-_RULE = "parameter-outside-or-twice"
 
 
 # --- parameters without an optimizer, or with two ---------------------------------------------
@@ -48,7 +47,6 @@ def parameter_outside_or_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
             whose = f"to {analysis.optimizer_name(owners[0])}, which never steps"
         names = _names(analysis, columns)
         yield analysis.finding(
-            _RULE,
             "warning",
             int(np.flatnonzero(analysis.contributed[:, columns[0]])[1]),
             evidence={
@@ -83,7 +81,6 @@ def _nothing_to_step_on(
         return
     step, backward = next(iter(in_vain.items()))
     yield analysis.finding(
-        _RULE,
         "error",
         backward,
         step=step,
@@ -233,7 +230,6 @@ def gan_gradient_leak(
     if own and analysis.ledger[own[0]].line == at.line:
         at = calling_line(at, analysis.ledger[own[0]])
     yield analysis.finding(
-        "gan-gradient-leak",
         "error",
         b,
         step=late,

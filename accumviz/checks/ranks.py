@@ -38,7 +38,6 @@ def no_sync_excludes_forward(
     if not synced:
         return
     yield analysis.finding(
-        "no-sync-excludes-forward",
         "warning",
         synced[0],
         evidence={
@@ -68,7 +67,6 @@ def _synced_for_others(
         if not in_vain or np.intersect1d(optimizer.columns, other.columns).size:
             continue
         yield analysis.finding(
-            "no-sync-excludes-forward",
             "warning",
             in_vain[0],
             evidence={
@@ -100,7 +98,6 @@ def ddp_unsynced_step(
     step, late = wrong[0]
     b = late[-1]
     yield analysis.finding(
-        "ddp-unsynced-step",
         "error",
         b,
         step=step,
@@ -177,7 +174,6 @@ def fsdp2_zero_keeps_unsharded(analysis: LedgerAnalysis) -> Iterator[Finding]:
     scattered = scatters(analysis.events).any()
     later = "and enters the next window." if scattered else "and no step reads it."
     yield analysis.finding(
-        "fsdp2-zero-keeps-unsharded",
         "error",
         zero,
         evidence={"unsharded gradients that stayed": kept[zero][:4]},
@@ -280,9 +276,7 @@ def _armed(analysis: LedgerAnalysis, rank: int | None) -> dict[int, list[Finding
         its_rank = int(analysis.ranks[event]) if rank is None else rank
         findings = armed.setdefault(its_rank, [])
         if flags[event] is True:
-            finding = analysis.finding(
-                "uneven-rank-backwards", "error", event, cause="", evidence={}
-            )
+            finding = analysis.finding("error", event, cause="", evidence={})
             findings.append(finding)
     return armed
 
@@ -333,9 +327,7 @@ def _windows(analysis: LedgerAnalysis, rank: int | None) -> Iterator[RankWindow]
             averaged = 1 / float(rows.averaged[last].min(initial=1.0))
             if averaged < 2 or not share.known:
                 continue
-            finding = analysis.finding_of(
-                "rank-token-weight", "warning", share, cause="", evidence={}
-            )
+            finding = analysis.finding_of("warning", share, cause="", evidence={})
             yield RankWindow(
                 (place, order, name),
                 its_rank if rank is None else rank,

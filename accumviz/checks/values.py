@@ -46,7 +46,6 @@ def nonfinite_micro_batch(
     b, step = min(consumed)
     names = [ledger.parameters[p].name for p in columns[odd[b]][:4].tolist()]
     yield analysis.finding(
-        "nonfinite-micro-batch",
         "error",
         b,
         step=step,
@@ -72,7 +71,6 @@ def weights_frozen_by_autocast(
         return
     b = min(late)
     yield analysis.finding(
-        "weights-frozen-by-autocast",
         "error",
         b,
         step=optimizer.first_step_of[b],
@@ -93,7 +91,6 @@ def step_lost_in_rounding(
     if left < _ALL:
         return
     yield analysis.finding(
-        "step-lost-in-rounding",
         "warning",
         steps[0],
         step=steps[0],
@@ -179,7 +176,6 @@ def _kept(
         line = re.sub(r",?\s*retain_graph\s*=\s*True", "", event.source)
         suggestion = replaced(event, line)
     return analysis.finding(
-        "graph-retained",
         "error",
         event.index,
         step=optimizer.first_step_of[event.index],
@@ -213,7 +209,6 @@ def _summed(
     step = optimizer.first_step_of[b]
     losses = _losses(analysis, optimizer.windows[step])
     return analysis.finding(
-        "graph-retained",
         "error",
         b,
         step=step,

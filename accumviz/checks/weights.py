@@ -74,7 +74,6 @@ def _undivided(analysis: LedgerAnalysis, several: list[WindowShare]) -> Finding:
     alike = all(is_close(other.least, share.least) for other in beside)
     backward = analysis.ledger[share.backwards[0]]
     return analysis.finding_of(
-        "loss-not-divided",
         "warning",
         share,
         evidence={
@@ -154,7 +153,6 @@ def double_division(
             f"Each of {many} losses weighs 1/{many**2}: it was divided by {many} twice."
         )
     yield analysis.finding_of(
-        "double-division",
         "warning",
         share,
         evidence={
@@ -214,7 +212,6 @@ def wrong_divisor(
         return
     late = "late" if by < many else "early"
     yield analysis.finding_of(
-        "wrong-divisor",
         "warning",
         share,
         evidence={
@@ -301,7 +298,6 @@ def _underscaled(
     # What a library divides by is not in this line.
     by = "" if backward.via or moved else _OWN_LENGTH
     return analysis.finding_of(
-        "partial-window-underscaled",
         "error",
         share,
         evidence={
@@ -351,7 +347,6 @@ def leftover_carried(
     share, whole = over[0]
     carried = analysis.carried(share) or share.many - whole
     yield analysis.finding_of(
-        "leftover-carried",
         "error",
         share,
         evidence={
@@ -444,7 +439,6 @@ def _unequal_means(analysis: LedgerAnalysis, unequal: list[WindowShare]) -> Find
         severity = "note"
         advice = "Only the last micro-batch of a window was smaller."
     return analysis.finding_of(
-        "token-mean-of-means",
         severity,
         worst,
         event=event,
@@ -518,7 +512,6 @@ def uneven_shares(
     if len(set(share.by_hand)) > 1:
         why = "`.grad` is scaled by hand between backwards, and with it all that is there already."
     yield analysis.finding_of(
-        "uneven-shares",
         "warning",
         share,
         evidence={
@@ -634,7 +627,6 @@ def sums_differ(analysis: LedgerAnalysis) -> Iterator[Finding]:
         largest = max(sums, key=lambda window: window.total)
         low = min(_totals(sums))
         yield analysis.finding_of(
-            "sums-differ",
             "warning",
             largest.shares[0],
             evidence={

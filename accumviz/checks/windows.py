@@ -46,7 +46,6 @@ def zero_grad_inside_window(
     kept = optimizer.windows[first.step]
     zero = _line_of(analysis, first, kept[-1])
     yield analysis.finding(
-        "zero-grad-inside-window",
         "error",
         first.eraser,
         step=first.step,
@@ -78,7 +77,6 @@ def zero_before_step(
     losses = vain[0]
     zero = _line_of(analysis, losses[-1], losses[0].backward)
     yield analysis.finding(
-        "zero-before-step",
         "error",
         losses[-1].eraser,
         step=losses[0].step,
@@ -247,7 +245,6 @@ def tail_dropped(
     lost = dropped[0]
     source = "loader" if analysis.has_loaders else "loop"
     yield analysis.finding(
-        "tail-dropped",
         "warning",
         lost[0],
         evidence={
@@ -360,7 +357,6 @@ def _second_step(
     elif analysis.sites[before] != analysis.sites[step]:
         suggestion = analysis.code.removed(analysis.ledger[step])
     return analysis.finding(
-        "gradient-applied-twice",
         "error" if optimizer is other else "warning",
         step,
         step=step,
@@ -415,7 +411,6 @@ def _unzeroed_closure(
     # Several backwards of one evaluation are to be added up.
     one_each = bool(moved[backwards[1:]].all()) and knows(backward, step)
     return analysis.finding(
-        "missing-zero-grad",
         "error",
         first,
         step=first,
@@ -450,7 +445,6 @@ def _read_again(
         )
     suggestion = _zeroed_beside(analysis, optimizer, steps[0], twice[0])
     return analysis.finding(
-        "missing-zero-grad",
         "note" if kept else "error",
         steps[0],
         step=steps[1],
