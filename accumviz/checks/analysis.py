@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, wraps
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -586,7 +586,6 @@ def for_each_optimizer(
 ) -> Search:
     """Search the history of each optimizer, whose number the findings get."""
 
-    @wraps(search)
     def search_all(analysis: LedgerAnalysis) -> Iterator[Finding]:
         for optimizer in analysis.optimizers:
             for finding in search(analysis, optimizer):
@@ -600,7 +599,6 @@ def for_each_loss(
 ) -> Search:
     """Search the windows of each loss, of each optimizer."""
 
-    @wraps(search)
     def search_all(analysis: LedgerAnalysis) -> Iterator[Finding]:
         for shares in analysis.objectives.values():
             yield from search(analysis, shares)

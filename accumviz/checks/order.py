@@ -303,41 +303,44 @@ def scaler_updated_between_steps(
 # --- schedulers -------------------------------------------------------------------------------
 
 
-def scheduler_per_micro_batch(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def scheduler_per_micro_batch(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[Finding]:
     """Find a learning-rate scheduler that steps with each backward, where the optimizer steps with each window."""
-    for optimizer, schedules, steps in _stepped_too_often(analysis):
-        if _comes_to_nothing(analysis, schedules):
-            continue
-        window = optimizer.windows[steps[0]]
-        first = int(schedules[schedules > window[0]][0])
-        at, end = lines_of(analysis, first, steps[0], window[0])
-        yield analysis.finding(
-            "error",
-            first,
-            step=steps[0],
-            evidence={
-                "scheduler steps": int(schedules.size),
-                "optimizer steps": int(optimizer.steps.size),
-                "backwards": int(optimizer.backwards.size),
-                "learning rates": _rates(analysis, schedules)[:8],
-            },
-            cause=(
-                f"The scheduler steps with every micro-batch, {schedules.size} times for {optimizer.steps.size} "
-                "optimizer steps: the learning rate changes that much too fast."
-            ),
-            suggestion=analysis.code.moved_below(at, end),
-            times=len(steps),
-            at=at,
-        )
+    schedules, steps = _stepped_too_often(analysis, optimizer)
+    if not steps or _comes_to_nothing(analysis, schedules):
+        return
+    window = optimizer.windows[steps[0]]
+    first = int(schedules[schedules > window[0]][0])
+    at, end = lines_of(analysis, first, steps[0], window[0])
+    yield analysis.finding(
+        "error",
+        first,
+        step=steps[0],
+        evidence={
+            "scheduler steps": int(schedules.size),
+            "optimizer steps": int(optimizer.steps.size),
+            "backwards": int(optimizer.backwards.size),
+            "learning rates": _rates(analysis, schedules)[:8],
+        },
+        cause=(
+            f"The scheduler steps with every micro-batch, {schedules.size} times for {optimizer.steps.size} "
+            "optimizer steps: the learning rate changes that much too fast."
+        ),
+        suggestion=analysis.code.moved_below(at, end),
+        times=len(steps),
+        at=at,
+    )
 
 
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what has to be meant for a healthy loop to be so: a schedule that was made for as many micro-batches."""
-    for _, schedules, _ in _stepped_too_often(analysis):
-        if _comes_to_nothing(analysis, schedules):
-            yield "a schedule of the micro-batches is meant"
     for optimizer in analysis.optimizers:
-        idle = _after_skipped_steps(optimizer, _schedules(analysis, optimizer))
+        schedules, steps = _stepped_too_often(analysis, optimizer)
+        if steps and _comes_to_nothing(analysis, schedules):
+            yield "a schedule of the micro-batches is meant"
+        idle = _after_skipped_steps(optimizer, schedules)
         if idle >= _AGAIN:
             yield f"a schedule that moves on with {idle} steps that the scaler skipped is meant"
 
@@ -361,17 +364,16 @@ def _after_skipped_steps(optimizer: OptimizerHistory, schedules: np.ndarray) -> 
 
 
 def _stepped_too_often(
-    analysis: LedgerAnalysis,
-) -> Iterator[tuple[OptimizerHistory, np.ndarray, list[int]]]:
-    """Return optimizers whose scheduler steps between the backwards of most windows: its steps, and theirs."""
-    for optimizer in analysis.optimizers:
-        schedules = _schedules(analysis, optimizer)
-        windows = {s: used for s, used in optimizer.windows.items() if len(used) > 1}
-        steps = [s for s in windows if _between_all(schedules, windows[s])]
-        if not schedules.size or 2 * len(steps) <= len(windows):
-            continue
-        if not _is_given_its_place(analysis.ledger[int(schedules[0])]):
-            yield optimizer, schedules, steps
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> tuple[np.ndarray, list[int]]:
+    """Return a scheduler's steps, and the steps of most windows between whose backwards it steps; else none."""
+    schedules = _schedules(analysis, optimizer)
+    windows = {s: used for s, used in optimizer.windows.items() if len(used) > 1}
+    steps = [s for s in windows if _between_all(schedules, windows[s])]
+    most = schedules.size and 2 * len(steps) > len(windows)
+    if not most or _is_given_its_place(analysis.ledger[int(schedules[0])]):
+        return schedules, []
+    return schedules, steps
 
 
 def _between_all(schedules: np.ndarray, window: list[int]) -> bool:

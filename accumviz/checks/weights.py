@@ -18,6 +18,7 @@ from accumviz.checks.analysis import (
     OptimizerHistory,
     WindowShare,
     for_each_loss,
+    for_each_optimizer,
     is_close,
     modal_length,
 )
@@ -618,27 +619,29 @@ def _all_close(values: list[float]) -> bool:
     return len(values) < 2 or is_close(min(values), max(values))
 
 
-def sums_differ(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def sums_differ(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> Iterator[Finding]:
     """Find windows whose shares add up to different sums, and not by a weight that follows a schedule."""
-    for optimizer in analysis.optimizers:
-        sums = _sums(analysis, optimizer)[analysis.begins_inside :]
-        if not _are_wrong(analysis, sums):
-            continue
-        largest = max(sums, key=lambda window: window.total)
-        low = min(_totals(sums))
-        yield analysis.finding_of(
-            "warning",
-            largest.shares[0],
-            evidence={
-                "micro-batches": sorted({window.many for window in sums}),
-                "sums of shares": _totals(sums),
-            },
-            cause=(
-                f"The shares of a window add up to {low:.3g} in one step and to {largest.total:.3g} in another. "
-                "Divide by what each window holds."
-            ),
-            times=len(sums),
-        )
+    sums = _sums(analysis, optimizer)[analysis.begins_inside :]
+    if not _are_wrong(analysis, sums):
+        return
+    largest = max(sums, key=lambda window: window.total)
+    low = min(_totals(sums))
+    yield analysis.finding_of(
+        "warning",
+        largest.shares[0],
+        evidence={
+            "micro-batches": sorted({window.many for window in sums}),
+            "sums of shares": _totals(sums),
+        },
+        cause=(
+            f"The shares of a window add up to {low:.3g} in one step and to {largest.total:.3g} in another. "
+            "Divide by what each window holds."
+        ),
+        times=len(sums),
+    )
 
 
 def _are_wrong(analysis: LedgerAnalysis, sums: list[_StepSum]) -> bool:
