@@ -21,7 +21,7 @@ _MOST_EVENTS = 96
 LOOKS = ("new", "live", "used", "unseen")
 _MOST_COLORS = 8
 # What a legend says where a gradient scaler is at work.
-SCALED = "Bars are divided by the gradient scaler's factor, numbers are not."
+SCALED = "Bars are divided by the factor of the gradient scaler, numbers are not."
 
 
 class Part(NamedTuple):
