@@ -234,7 +234,7 @@ def _can_train(roots: list[Any], optimizers: list[Any]) -> bool:
     """Return whether all of these parameters are there, and some require grad: else something else begins."""
     given = [p for optimizer in optimizers for p in parameters(optimizer)]
     given += [p for root in roots for p in root.parameters()]
-    if any(torch.nn.parameter.is_lazy(p) for p in given):  # a forward makes them
+    if any(map(torch.nn.parameter.is_lazy, given)):  # a forward makes them
         return False
     return any(p.requires_grad for p in given)
 

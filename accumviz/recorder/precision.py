@@ -71,19 +71,18 @@ class StepSample:
         self._weights: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
         self._given: list[torch.Tensor] = []
-        halves = [
-            w for w in parameters(optimizer) if w.dtype in HALF and w.grad is not None
-        ]
+        weights = parameters(optimizer)
+        halves = [w for w in weights if w.dtype in HALF and w.grad is not None]
         for place in {0, len(halves) // 2, len(halves) - 1} if halves else ():
             weight, grad = local(halves[place]), local(halves[place].grad)
-            if (
-                _is_dense(weight)
-                and _is_dense(grad)
-                and grad.device == halves[0].device
-            ):
-                self._weights.append(weight)
-                self._before.append(_elements(weight).clone())
-                self._given.append(_elements(grad) != 0)
+            is_here = grad.device == halves[0].device
+            if is_here and _is_dense(weight) and _is_dense(grad):
+                self._add(weight, grad)
+
+    def _add(self, weight: torch.Tensor, grad: torch.Tensor) -> None:
+        self._weights.append(weight)
+        self._before.append(_elements(weight).clone())
+        self._given.append(_elements(grad) != 0)
 
     def details(self) -> dict[str, Any]:
         """Say which share of the elements with a gradient the step has left bit for bit as they were."""

@@ -19,7 +19,7 @@ from accumviz.recorder.distributed import Shard, Shards, local, units
 _CALLERS = 32
 # Betas and such are so many numbers.
 _FEW = 8
-_NUMBERS = (bool, int, float)
+_NUMBERS = {bool, int, float}
 _NO_SETTINGS = ("params", "param_names", "class")
 _NESTED = "`{name}` is a nested tensor, whose gradients are not recorded"
 _EXPECTED = (
@@ -164,7 +164,7 @@ def settings(optimizer: Any) -> dict[str, Any]:
             continue
         several = type(value) in (list, tuple)
         numbers = list(value) if several else [value]
-        if len(numbers) <= _FEW and all(type(one) in _NUMBERS for one in numbers):
+        if len(numbers) <= _FEW and _NUMBERS.issuperset(map(type, numbers)):
             kept[str(name)] = numbers if several else value
     return kept
 
@@ -215,9 +215,7 @@ class Named:
         """Add a tensor; one that was added before (a tied weight) keeps its first name and gains an alias."""
         number = self.number_of(tensor)
         if number is not None:
-            taken = [self.names[number], *self.aliases[number]]
-            if name and name not in taken:
-                self.aliases[number].append(name)
+            self._add_alias(number, name)
             return
         if getattr(tensor, "is_nested", False):
             self.notes.append(_NESTED.format(name=name))
@@ -232,6 +230,11 @@ class Named:
         self.names.append(_distinct(name, self.names))
         self.groups.append(group)
         self.aliases.append([])
+
+    def _add_alias(self, number: int, name: str) -> None:
+        taken = self.aliases[number]
+        if name and name not in (self.names[number], *taken):
+            taken.append(name)
 
 
 def collect(
