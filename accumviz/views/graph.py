@@ -247,10 +247,13 @@ def cards_of(graph: Graph, leaf: str = "grad") -> list[Card]:
     return [_card(node, node.id in graph.roots, leaf) for node in graph]
 
 
+def _shape(node: Node) -> str:
+    if node.shape is None:
+        return ""
+    return f"[{' × '.join(map(str, node.shape))}]" if node.shape else "scalar"
+
+
 def _card(node: Node, is_root: bool, leaf: str) -> Card:
-    shape = ""
-    if node.shape is not None:
-        shape = f"[{' × '.join(map(str, node.shape))}]" if node.shape else "scalar"
     kinds = [node.kind]
     if is_root:
         kinds.append("root")
@@ -263,7 +266,7 @@ def _card(node: Node, is_root: bool, leaf: str) -> Card:
             numbers.append((label, _written(value)))
     full = literal(node.title)
     rows = [literal(row) for row in _rows(node)]
-    return Card(_clip(full), shape, rows, numbers, kinds, full)
+    return Card(_clip(full), _shape(node), rows, numbers, kinds, full)
 
 
 def _rows(node: Node) -> list[str]:
@@ -272,10 +275,7 @@ def _rows(node: Node) -> list[str]:
     if node.title != node.op:
         rows.append(node.op)
     if node.kind == "fold":
-        counts = [counted(node.operations, "operation")]
-        if node.parameters:
-            counts.append(counted(node.parameters, "parameter"))
-        rows.append(", ".join(counts))
+        rows.append(_counts(node))
     elif node.module and node.kind == "operation":
         rows.append(f"in {_clip(node.module)}")
     if node.dtype not in ("", "float32"):
@@ -285,6 +285,14 @@ def _rows(node: Node) -> list[str]:
     elif node.saved_bytes:
         rows.append(f"saves {size(node.saved_bytes)} {_attributes(node)}".rstrip())
     return rows
+
+
+def _counts(node: Node) -> str:
+    """Return how many operations and parameters a module has."""
+    counts = [counted(node.operations, "operation")]
+    if node.parameters:
+        counts.append(counted(node.parameters, "parameter"))
+    return ", ".join(counts)
 
 
 def _attributes(node: Node) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,8 +66,7 @@ def draw(
 ) -> PageFigure:
     """Paint the heat map of these parameters and events."""
     groups = words.group_rows([ledger.parameters[p].name for p in rows])
-    wanted = max(text_width(group.name, 11.5) for group in groups) + 24
-    left = min(wanted, max(0.3 * width, 134.0))
+    left = _left(groups, width)
     room = width - left - _RIGHT
     each = math.ceil(len(events) / room)
     each_row = math.ceil(len(rows) / _BODY)
@@ -105,6 +105,12 @@ def draw(
         keys += strip.keys()
     notes = _notes(ledger, cells, (len(rows), len(events)), is_ruled=is_ruled)
     return canvas.finish(draw_legend(canvas, keys, [*notes, shares.note], y))
+
+
+def _left(groups: Iterable[words.Group], width: float) -> float:
+    """Return the room that names have."""
+    wanted = max(text_width(group.name, 11.5) for group in groups) + 24
+    return min(wanted, max(0.3 * width, 134.0))
 
 
 def _cells(

@@ -110,9 +110,14 @@ def scales(ledger: Ledger, parameter: int) -> list[float]:
     factors = ledger.columns.detail("amp_scale", 1.0)
     if not (factors != 1).any():
         return [1.0] * len(ledger)
+    found = _followed(ledger, parameter, factors)
+    return [scale if 0 < scale < math.inf else 1.0 for scale in found]
+
+
+def _followed(ledger: Ledger, parameter: int, factors: np.ndarray) -> Iterator[float]:
+    """Yield by what `.grad` is multiplied after each event, as the scaler's factors say."""
     state = ledger.state[:, parameter]
     is_empty = ~(ledger.grad[:, parameter] > 0)
-    found = []
     scale = 1.0
     # What is added to a sum that is unscaled already is as large as it looks.
     is_fresh = True
@@ -124,8 +129,7 @@ def scales(ledger: Ledger, parameter: int) -> list[float]:
             is_fresh = False
         elif event.kind in ("unscale", "step") and state[e] & CHANGED:
             scale = 1.0
-        found.append(scale if 0 < scale < math.inf else 1.0)
-    return found
+        yield scale
 
 
 def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list[Part]]:
@@ -416,14 +420,21 @@ def part_keys(
     >>> part_keys({"loss": "blue"}, {"new"}, {"new": "added", "used": "used"}, "grey")
     [('added', 'new', 'blue')]
     """
-    keys = []
-    if len(set(colors.values())) > 1 and "new" in looks:
-        for label, color in list(colors.items())[:_MOST_COLORS]:
-            keys.append((words.shorten(label or "backward", 28), "new", color))
+    keys = _label_keys(colors) if "new" in looks else []
     first = next(iter(colors.values()), muted)
     for look, text in texts.items():
         if look not in looks or (look == "new" and keys):
             continue
         color = muted if look == "unseen" else first
         keys.append((text, look, color))
+    return keys
+
+
+def _label_keys(colors: dict[str, str]) -> list[tuple[str, str, str]]:
+    """Return an entry for each loss, where they have several colours."""
+    if len(set(colors.values())) < 2:
+        return []
+    keys = []
+    for label, color in list(colors.items())[:_MOST_COLORS]:
+        keys.append((words.shorten(label or "backward", 28), "new", color))
     return keys

@@ -89,15 +89,9 @@ def ledger_data(
     }
     if len(chosen) < len(ledger):
         happened["i"] = chosen.tolist()
-    inks = []
-    for place, color in enumerate(colors.values()):
-        inks.append([place, color, style.ink_on(color)])
     columns, rows = _rows(ledger, chosen)
     lanes = _add_bars(ledger, rows, columns)
-    height = 0
-    if lanes:
-        reaches = [row["r"] for row in rows[: len(ledger.parameters)]]
-        height = layout.lane_height(reaches, len(chosen))
+    height = _lane_height(rows[: len(ledger.parameters)], len(chosen)) if lanes else 0
     _use_one_scale(rows)
     has_none = not (ledger.state & PRESENT).all()
     data: dict[str, Any] = {
@@ -105,7 +99,7 @@ def ledger_data(
         "before": words.before(),
         "strings": strings,
         "kinds": [[kind, *style.kind(kind)] for kind in kinds],
-        "colors": inks,
+        "colors": _inks(colors),
         "keys": _keys(ledger, events, lanes.get("look", [])),
         "none": "∅:\u00a0.grad\u00a0is\u00a0None." if has_none else "",
         "e": happened,
@@ -119,13 +113,31 @@ def ledger_data(
         "lanes": lanes,
         "unseen": layout.unseen(ledger),
     }
-    weighed = _shares(ledger, chosen.tolist(), colors)
-    if weighed:
-        data["shares"] = weighed
-    moved = ground.picture(ledger, chosen.tolist()) if ground is not None else None
-    if moved:
-        data["weights"] = moved
+    data |= _further_panes(ledger, chosen.tolist(), colors, ground)
     return data, _add_numbers(data, ledger, events, columns, levels)
+
+
+def _further_panes(
+    ledger: Ledger, chosen: list[int], colors: dict[str, str], ground: Ground | None
+) -> dict[str, Any]:
+    """Return shares and weights, where there are some to show."""
+    panes = {"shares": _shares(ledger, chosen, colors)}
+    if ground is not None:
+        panes["weights"] = ground.picture(ledger, chosen)
+    return {name: pane for name, pane in panes.items() if pane}
+
+
+def _inks(colors: dict[str, str]) -> list[list[Any]]:
+    """Return each colour with its place and the ink on it."""
+    inks = []
+    for place, color in enumerate(colors.values()):
+        inks.append([place, color, style.ink_on(color)])
+    return inks
+
+
+def _lane_height(rows: Sequence[Row], events: int) -> int:
+    reaches = [row["r"] for row in rows]
+    return layout.lane_height(reaches, events)
 
 
 def _numbered(values: Iterable[Hashable]) -> tuple[list[Any], list[int]]:
@@ -338,14 +350,9 @@ def _shares(
         inks[label] = colors[label]
         looks.update(part.look for part in bar.segments)
         rank = ledger[bar.step].rank
-        whose = []
-        if rank is not None:
-            whose.append(f"rank {rank}")
-        if len(objectives) > 1:
-            whose.append(_operation(bar.objective))
         row = {
             "e": places[bar.step],
-            "o": " · ".join(whose),
+            "o": _whose(bar, rank, several=len(objectives) > 1),
             "l": labels.index(label),
             "t": bar.total,
             "w": bar.words,
@@ -362,6 +369,16 @@ def _shares(
         "keys": layout.part_keys(inks, looks, _SHARES, _MUTED),
         "note": f"{dashed}. {note}".strip(),
     }
+
+
+def _whose(bar: shares.ShareBar, rank: int | None, *, several: bool) -> str:
+    """Return the rank of a bar, and its objective where there are several."""
+    whose = []
+    if rank is not None:
+        whose.append(f"rank {rank}")
+    if several:
+        whose.append(_operation(bar.objective))
+    return " · ".join(whose)
 
 
 def _segment(part: shares.Segment, places: dict[int, int]) -> list[Any]:
@@ -458,13 +475,17 @@ def _add_bars(
         scales = bars.gradients[members.start].scales
         if any(scale != 1 for scale in scales):
             row["k"] = plain(scales)
+    _add_erased(ledger, rows)
+    return bars.columns
+
+
+def _add_erased(ledger: Ledger, rows: list[Row]) -> None:
     rows_by_name = {}
     for parameter, row in zip(ledger.parameters, rows, strict=False):
         rows_by_name[parameter.name] = row
     for e in range(len(ledger)):
         for name, births in ledger.unconsumed(e).items():
             rows_by_name[name].setdefault("lost", {})[e] = births
-    return bars.columns
 
 
 def _use_one_scale(rows: list[Row]) -> None:

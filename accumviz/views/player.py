@@ -74,15 +74,6 @@ class Player(Displayed):
         for i, event in enumerate(chosen):
             if event in drawn["of"]:
                 of[str(i)] = drawn["of"][event]
-        backwards = self.ledger.of("backward")
-        first = self.graphs.get(backwards[0].index) if backwards else None
-        built = first is not None and first.before
-        bars, ask = _BARS, ""
-        if told["lanes"]:
-            bars += _PARTS
-            ask = _ASK if len(told["p"]) == told["count"] else ""
-        if any("k" in row for row in told["p"]):
-            bars += f" {SCALED}"
         data = {
             **told,
             "about": self.words[0],
@@ -90,13 +81,19 @@ class Player(Displayed):
             "graphs": drawn["graphs"],
             "of": of,
             "missing": drawn["missing"] if self.graphs else "",
-            "before": words.before(built=built),
-            "bars": [bars, _HATCHED, ask],
+            "before": words.before(built=self._is_built_before()),
+            "bars": _about_bars(told),
             "marks": _MARKS,
         }
         if self.report is not None:
             data["report"] = self._judged(self.report, told["code"], chosen)
         return data, blob
+
+    def _is_built_before(self) -> bool:
+        """Return whether the graph of the first backward is known before it runs."""
+        backwards = self.ledger.of("backward")
+        first = self.graphs.get(backwards[0].index) if backwards else None
+        return first is not None and first.before
 
     def _judged(self, report: Report, files: list[Data], chosen: Sequence[int]) -> Data:
         """Return what the page is told of a report: with the places of its events and of its lines."""
@@ -139,6 +136,17 @@ class Player(Displayed):
         if self.graphs:
             parts.append(counted(len(self.graphs), "graph"))
         return f"Player: {', '.join(parts)}; a notebook shows it, .save('run.html') writes a page"
+
+
+def _about_bars(told: Data) -> list[str]:
+    """Return what the marks of bars mean, what hatched ones do, and how to learn more."""
+    bars, ask = _BARS, ""
+    if told["lanes"]:
+        bars += _PARTS
+        ask = _ASK if len(told["p"]) == told["count"] else ""
+    if any("k" in row for row in told["p"]):
+        bars += f" {SCALED}"
+    return [bars, _HATCHED, ask]
 
 
 def play(
@@ -216,6 +224,12 @@ def scenes(graphs: Mapping[int, Graph]) -> Data:
         for form in same:
             form.place = len(drawn)
             drawn.append(_data(form, len(layouts) - 1, edges))
+    of = _linked(shown, drawn)
+    return {"layouts": layouts, "graphs": drawn, "of": of, "missing": missing}
+
+
+def _linked(shown: dict[int, list[_Form]], drawn: list[Data]) -> dict[int, int]:
+    """Return the graph of each event that has one, and give it its other form."""
     of = {}
     for event, (first, *others) in shown.items():
         if first.place < 0:
@@ -224,7 +238,7 @@ def scenes(graphs: Mapping[int, Graph]) -> Data:
         for other in others:
             if other.place >= 0:
                 drawn[first.place]["other"] = other.place
-    return {"layouts": layouts, "graphs": drawn, "of": of, "missing": missing}
+    return of
 
 
 def _data(form: _Form, layout: int, edges: Sequence[Sequence[Any]]) -> Data:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -90,12 +90,18 @@ class ShareBar(NamedTuple):
             several = len(texts) > 1 and self.total != "?"
             adds = f", which add to {self.total}" if several else ""
             sentences.append(f"{_sum(texts)}{adds}.")
-        for why in dict.fromkeys(part.unknown for part in self.segments):
-            if why:
-                of = _named([part for part in self.segments if part.unknown == why])
-                the = "The" if sentences else "the"
-                sentences.append(f"{the} share of {of} is unknown: {why}.")
+        sentences += self._unknown(capital=bool(texts))
         return sentences
+
+    def _unknown(self, *, capital: bool) -> Iterator[str]:
+        parts_by_reason: dict[str, list[Segment]] = {}
+        for part in self.segments:
+            if part.unknown:
+                parts_by_reason.setdefault(part.unknown, []).append(part)
+        for why, parts in parts_by_reason.items():
+            the = "The" if capital else "the"
+            yield f"{the} share of {_named(parts)} is unknown: {why}."
+            capital = True
 
 
 def has_terms(ledger: Ledger) -> bool:

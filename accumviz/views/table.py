@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Provenance
@@ -142,15 +142,19 @@ def _event(ledger: Ledger, event: Event) -> str:
         remarks.append(f"inside a {event.within}")
     lost = ledger.unconsumed(event.index)
     if lost:
-        backwards = sorted({backward for each in lost.values() for backward in each})
-        numbers = ", ".join(f"#{backward}" for backward in backwards[:4])
-        more = ", …" if len(backwards) > 4 else ""
-        of = f"{counted(len(backwards), 'backward')} ({numbers}{more})"
-        where = counted(len(lost), "parameter")
-        remarks.append(f"erased before any step used it: {of} in {where}")
+        remarks.append(_erased(lost))
     said = "".join(f'<span class="av-said">{escape(one)}</span>' for one in remarks)
     color = style.KIND[event.kind]
     return f'<span class="av-kind" style="border-color:{color}">{shown}</span>{said}'
+
+
+def _erased(lost: Mapping[str, Iterable[int]]) -> str:
+    backwards = sorted(set().union(*lost.values()))
+    numbers = ", ".join(f"#{backward}" for backward in backwards[:4])
+    more = ", …" if len(backwards) > 4 else ""
+    of = f"{counted(len(backwards), 'backward')} ({numbers}{more})"
+    where = counted(len(lost), "parameter")
+    return f"erased before any step used it: {of} in {where}"
 
 
 def _name(name: str, limit: int) -> str:

@@ -124,13 +124,17 @@ def _parameters(
         wanted = [wanted]
     chosen: list[int] = []
     for one in wanted:
-        matches = []
-        if isinstance(one, str):
-            for p, parameter in enumerate(ledger.parameters):
-                if fnmatch.fnmatch(parameter.name, one):
-                    matches.append(p)
+        matches = _matching(ledger, one) if isinstance(one, str) else []
         chosen += matches or [ledger.index(one)]
     return list(dict.fromkeys(chosen))
+
+
+def _matching(ledger: Ledger, pattern: str) -> list[int]:
+    matches = []
+    for p, parameter in enumerate(ledger.parameters):
+        if fnmatch.fnmatch(parameter.name, pattern):
+            matches.append(p)
+    return matches
 
 
 def _events(ledger: Ledger, wanted: slice | Iterable[int] | None) -> list[int]:
@@ -364,12 +368,7 @@ class _Painter:
     def _keys(self) -> list[Key]:
         """Return the entries of the legend: only what this figure shows."""
         events = self.columns.events
-        states = set()
-        looks: set[str] = set()
-        for lane in self.lanes:
-            for bar in lane.bars:
-                states.add(bar.state)
-                looks.update(part.look for part in bar.parts)
+        states, looks = self._states_and_looks()
         keys = []
         texts = part_texts(self.ledger)
         for text, look, color in part_keys(self.colors, looks, texts, MUTED):
@@ -385,11 +384,18 @@ class _Painter:
             keys.append(Key(f"{sign}no .grad (None)", MUTED, kind="dots"))
         return keys + rule_keys(events)
 
-    def _notes(self) -> list[str]:
-        split = []
+    def _states_and_looks(self) -> tuple[set[str], set[str]]:
+        """Return the states of bars that are drawn, and the looks of their parts."""
+        states = set()
+        looks: set[str] = set()
         for lane in self.lanes:
-            if any(len(bar.parts) > 1 for bar in lane.bars):
-                split.append(lane)
+            for bar in lane.bars:
+                states.add(bar.state)
+                looks.update(part.look for part in bar.parts)
+        return states, looks
+
+    def _notes(self) -> list[str]:
+        split = [lane for lane in self.lanes if _has_split_bars(lane)]
         scales = {(lane.low, lane.high) for lane in self.lanes} - {(0.0, 0.0)}
         notes = {
             "The recording is incomplete.": not self.ledger.complete,
@@ -402,6 +408,10 @@ class _Painter:
             SCALED: any(bar.scale != 1 for lane in self.lanes for bar in lane.bars),
         }
         return [note for note, holds in notes.items() if holds]
+
+
+def _has_split_bars(lane: Lane) -> bool:
+    return any(len(bar.parts) > 1 for bar in lane.bars)
 
 
 def _total_width(total: str) -> float:
