@@ -233,19 +233,23 @@ class Graph(Displayed):
             else:
                 label = self.classes.get(str(group), "module")
                 folded.append(_joined(i, members, label, str(group)))
+        roots = dict.fromkeys(place[root] for root in self.roots)
+        return replace(
+            self,
+            nodes=tuple(folded),
+            edges=self._edges_between(place),
+            roots=tuple(roots),
+            order=(),  # it names nodes that are folded now
+        )
+
+    def _edges_between(self, place: dict[int, int]) -> tuple[Edge, ...]:
+        """Return each edge between different places of its nodes once."""
         edges = {}
         for edge in self.edges:
             ends = place[edge.source], place[edge.target]
             if ends[0] != ends[1]:
                 edges[ends] = Edge(*ends)
-        roots = dict.fromkeys(place[root] for root in self.roots)
-        return replace(
-            self,
-            nodes=tuple(folded),
-            edges=tuple(edges.values()),
-            roots=tuple(roots),
-            order=(),  # it names nodes that are folded now
-        )
+        return tuple(edges.values())
 
     def __repr__(self) -> str:
         roots = ", ".join(self.nodes[root].title for root in self.roots[:3])

@@ -88,11 +88,7 @@ def results(walk: Walk, variables: Mapping[Any, torch.Tensor]) -> Results:
     """Find what operations returned: in the caller's variables, in what was saved, or by one exact replay."""
     inside = set(walk.order)
     tensors = {fn: tensor for fn, tensor in variables.items() if fn in inside}
-    for root in walk.roots:
-        if root.output_nr == 0:
-            tensors[root.grad_fn] = root
-    for i, leaf in walk.leaves.items():
-        tensors[walk.order[i]] = leaf
+    tensors |= _ends(walk)
     for fn in walk.order:
         for tensor in _saved_unchanged(fn):
             if tensor.output_nr == 0 and tensor.grad_fn in inside:
@@ -101,6 +97,14 @@ def results(walk: Walk, variables: Mapping[Any, torch.Tensor]) -> Results:
         again = None if fn in tensors else _run_again(fn, tensors)
         if again is not None:
             tensors[fn] = again
+    return tensors
+
+
+def _ends(walk: Walk) -> Results:
+    """Return the roots, and the leaves."""
+    tensors = {root.grad_fn: root for root in walk.roots if root.output_nr == 0}
+    for i, leaf in walk.leaves.items():
+        tensors[walk.order[i]] = leaf
     return tensors
 
 
@@ -136,15 +140,19 @@ def _run_again(fn: Any, tensors: Results) -> torch.Tensor | None:
         if not names:
             ((source, output),) = fn.next_functions
             operands = [tensors.get(source) if output == 0 else None]
-        for operand in operands:
-            is_tensor = isinstance(operand, torch.Tensor)
-            if operand is None or (is_tensor and not _is_tiny(operand)):
-                return None
+        if not all(map(_is_usable, operands)):
+            return None
         with quietly():
             again: torch.Tensor = function(*operands)
             return again
     except RuntimeError:  # changed in place since
         return None
+
+
+def _is_usable(operand: Any) -> bool:
+    if isinstance(operand, torch.Tensor):
+        return _is_tiny(operand)
+    return operand is not None
 
 
 def gradients(walk: Walk) -> tuple[dict[Any, Any], str]:
@@ -155,14 +163,9 @@ def gradients(walk: Walk) -> tuple[dict[Any, Any], str]:
     are there: a custom Function may count its calls, an in-place change of a view may have one
     inside, a collective would wait for other ranks. A graph with any other has no gradients.
     """
-    for root in walk.roots:
-        if root.numel() != 1 or root.dtype.is_complex or not readable(root):
-            only = "they are defined for a loss of one real number"
-            return {}, f"gradients are left out: {only}"
-    for fn in walk.order:
-        if not hasattr(fn, "variable") and not _is_formula(fn):
-            other = f"{type(fn).__name__} might run more than a formula of PyTorch's"
-            return {}, f"gradients are left out: {other}"
+    obstacle = _obstacle(walk)
+    if obstacle:
+        return {}, f"gradients are left out: {obstacle}"
     came: dict[Any, list[Any]] = {}
     for fn in walk.order:
         came[fn] = [None] * len(fn._input_metadata)
@@ -179,6 +182,17 @@ def gradients(walk: Walk) -> tuple[dict[Any, Any], str]:
         if len(parts) == 1:
             slopes[fn] = numbers(parts[0])
     return slopes, ""
+
+
+def _obstacle(walk: Walk) -> str:
+    """Return why the gradients of a graph cannot be computed, if they cannot."""
+    for root in walk.roots:
+        if root.numel() != 1 or root.dtype.is_complex or not readable(root):
+            return "they are defined for a loss of one real number"
+    for fn in walk.order:
+        if not hasattr(fn, "variable") and not _is_formula(fn):
+            return f"{type(fn).__name__} might run more than a formula of PyTorch's"
+    return ""
 
 
 def _is_formula(fn: Any) -> bool:
