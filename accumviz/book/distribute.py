@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 import cloudpickle
 
@@ -249,16 +249,21 @@ def _world(folder: Path, outcomes: list[_Outcome], timeout: float) -> World:
     """Print what the ranks printed, and return what they recorded; raise `RankError` where one failed."""
     ledgers = tuple(_last_ledger(folder, one.rank) for one in outcomes)
     world = World(ledgers, tuple(one.value for one in outcomes))
-    for name, stream in (("out", sys.stdout), ("err", sys.stderr)):
-        for one in outcomes:
-            for line in _text(folder / f"rank{one.rank}.{name}").splitlines():
-                print(f"rank {one.rank}: {line}", file=stream)
+    for one in outcomes:
+        _print_lines(one.rank, folder / f"rank{one.rank}.out", sys.stdout)
+    for one in outcomes:
+        _print_lines(one.rank, folder / f"rank{one.rank}.err", sys.stderr)
     failed = [one for one in outcomes if one.failure]
     if not failed:
         return world
     failed.sort(key=lambda one: one.order)
     first = failed[0]
     raise RankError(_message(failed, ledgers, timeout), first.rank, first.trace, world)
+
+
+def _print_lines(rank: int, log: Path, stream: TextIO) -> None:
+    for line in _text(log).splitlines():
+        print(f"rank {rank}: {line}", file=stream)
 
 
 def _message(

@@ -296,7 +296,7 @@ def _grid(choices: Mapping[str, Iterable[Any]]) -> Choices:
                 f"{name}={values!r}; expected a list of values to record, as in {name}=[1, 2, 4]"
             )
         grid[name] = tuple(values)
-        labels = {label(value) for value in grid[name]}
+        labels = set(map(label, grid[name]))
         if not labels or len(labels) < len(grid[name]):
             raise ValueError(
                 f"{name}={list(grid[name])!r}; expected one value or more, each of them once"

@@ -164,12 +164,9 @@ _DIVISORS = {
 
 def _rows(choice: Choice) -> Iterator[LoopLine]:
     """Yield the loop from top to bottom, lines and places."""
-    step, divide, tail = choice["step"], choice["divide"], choice["tail"]
-    divisor = _DIVISORS.get(divide, {}).get(step, "")
-    if (divide, step) == ("window", "window") and tail != "step":
-        divisor = "K"
+    step, tail = choice["step"], choice["tail"]
     in_windows = step == "window"
-    if divide == "K" or in_windows:
+    if choice["divide"] == "K" or in_windows:
         yield LoopLine(0, "K = 3")
     yield LoopLine(0, f"sizes = [{_SIZES[choice['sizes']]}]", "sizes")
     yield LoopLine(0, "loader = batches_of(sizes)")
@@ -180,11 +177,7 @@ def _rows(choice: Choice) -> Iterator[LoopLine]:
     else:
         yield LoopLine(1, "for x, y in loader:")
     yield _ZERO.at(choice, "micro-batch", 2)
-    if divisor:
-        yield LoopLine(2, f"{divide} = {divisor}", "divide")
-    reduced = "sum" if divide == "samples" else "mean"
-    by = "" if divide == "nothing" else f" / {divide}"
-    yield LoopLine(2, f"loss = (w * x - y).square().{reduced}(){by}", "divide")
+    yield from _loss_lines(choice)
     yield LoopLine(2, "loss.backward()")
     yield _CLIP.at(choice, "backward", 2)
     if step != "micro-batch":
@@ -197,6 +190,24 @@ def _rows(choice: Choice) -> Iterator[LoopLine]:
     if in_windows and tail == "drop":
         yield LoopLine(1, "optimizer.zero_grad()  # drops what is left", "tail")
     yield from _step(choice, "epoch", 1)
+
+
+def _loss_lines(choice: Choice) -> Iterator[LoopLine]:
+    """Yield what the loss is divided by, and the loss."""
+    divide = choice["divide"]
+    divisor = _divisor(choice)
+    if divisor:
+        yield LoopLine(2, f"{divide} = {divisor}", "divide")
+    reduced = "sum" if divide == "samples" else "mean"
+    by = "" if divide == "nothing" else f" / {divide}"
+    yield LoopLine(2, f"loss = (w * x - y).square().{reduced}(){by}", "divide")
+
+
+def _divisor(choice: Choice) -> str:
+    step, divide = choice["step"], choice["divide"]
+    if step == divide == "window" and choice["tail"] != "step":
+        return "K"
+    return _DIVISORS.get(divide, {}).get(step, "")
 
 
 def _step(choice: Choice, where: str, depth: int) -> Iterator[LoopLine]:

@@ -180,16 +180,14 @@ def _offered(
     choices: Iterable[Any] | None, answer: Value, tolerance: float
 ) -> tuple[Value, ...]:
     """Return the choices, among which the answer is once; nothing for a number that is typed."""
-    if choices is None and isinstance(answer, bool):
-        return True, False
     if choices is None and not isinstance(answer, str):
-        return ()
+        return (True, False) if isinstance(answer, bool) else ()
     if not isinstance(choices, Iterable):
         raise TypeError(f"choices={choices!r:.80}; expected some, as in choices=[0, 1]")
     offered = tuple(_value(choice, "a choice") for choice in choices)
-    right = [choice for choice in offered if _same(choice, answer, tolerance)]
+    right = sum(_same(choice, answer, tolerance) for choice in offered)
     texts = list(map(_text, offered))
-    if len(right) != 1 or len(set(texts)) < len(texts):
+    if right != 1 or len(set(texts)) < len(texts):
         raise ValueError(
             f"the choices are {', '.join(texts)}; expected different ones, and the recorded answer, "
             f"{_text(answer)}, among them once: fix the choices, or the program that was recorded"

@@ -58,11 +58,15 @@ def path(ledger: Ledger) -> WeightPath:
     kept = [ledger.weights(i) for i in range(len(parameters))]
     if not all(weights.size for weights in kept):
         return WeightPath()
-    points = np.concatenate(kept, axis=1)
+    return _through(np.concatenate(kept, axis=1), steps, _element_names(ledger))
+
+
+def _through(points: np.ndarray, steps: list[int], names: Names) -> WeightPath:
+    """Return the path through the points after these steps, and through that before the first, if it was recorded."""
     first = np.flatnonzero(~np.isnan(points).all(axis=1))[:1]
     before = [-1] if first.size and first[0] < steps[0] else []
     rows = [*first[: len(before)], *steps]
-    return WeightPath(_element_names(ledger), [*before, *steps], points[rows])
+    return WeightPath(names, [*before, *steps], points[rows])
 
 
 def _element_names(ledger: Ledger) -> Names:
@@ -179,16 +183,7 @@ class Field:
         Each is a name, its attributes, and its text if it has one.
         """
         below, beside = self.axes
-        elements: list[Element] = []
-        for value in _round_values(*self.across):
-            if below != "step" or value.is_integer():
-                x = _place(value, self.across, _ACROSS)
-                text = number(value, _DIGITS)
-                elements.append(["text.av-tickx", {"x": x, "y": 176}, text])
-        for value in _round_values(*self.up):
-            y = round(_place(value, self.up, _UP) + 4, 1)
-            text = number(value, _DIGITS)
-            elements.append(["text.av-ticky", {"x": 40, "y": y}, text])
+        elements = self._ticks()
         end = {"x": 310, "y": 189, "text-anchor": "end"}
         elements.append(["path.av-axes", {"d": "M46 10V162H310"}])
         elements.append(["text.av-axisname", end, shorten(below, 24)])
@@ -196,6 +191,19 @@ class Field:
         elements.append(["text.av-axisname", start, shorten(beside, 24)])
         if self.curve:
             elements.append(["path.av-loss", {"d": self.curve}])
+        return elements
+
+    def _ticks(self) -> list[Element]:
+        elements: list[Element] = []
+        for value in _round_values(*self.across):
+            if self.axes[0] != "step" or value.is_integer():
+                x = _place(value, self.across, _ACROSS)
+                text = number(value, _DIGITS)
+                elements.append(["text.av-tickx", {"x": x, "y": 176}, text])
+        for value in _round_values(*self.up):
+            y = round(_place(value, self.up, _UP) + 4, 1)
+            text = number(value, _DIGITS)
+            elements.append(["text.av-ticky", {"x": 40, "y": y}, text])
         return elements
 
 
@@ -230,19 +238,25 @@ def field(
     models = [path(ledger) for ledger in right]
     across = _range(paths, models, 0)
     up = _range(paths, models, len(names) - 1)
-    if len(names) == 2:
-        if loss is not None:
-            both = " and ".join(names)
-            raise TypeError(f"loss is given for {both}; expected one weight")
-        return Field(names, names, across, up, runs=len(paths))
     if loss is None:
-        longest = max(len(one.events) for one in paths)
-        steps = (0.0, max(longest, 2) - 1.0)
-        return Field(names, ("step", *names), steps, up, runs=len(paths))
+        return _plain_field(paths, across, up)
+    if len(names) == 2:
+        both = " and ".join(names)
+        raise TypeError(f"loss is given for {both}; expected one weight")
     across = _with_valley(loss, across)
     heights, curve = _curve(loss, across)
     axes = (*names, "loss")
     return Field(names, axes, across, heights, loss, curve, len(paths))
+
+
+def _plain_field(paths: Sequence[WeightPath], across: Range, up: Range) -> Field:
+    """Return the ground without a loss: of two weights a plane, of one the steps and its values."""
+    names = paths[0].names
+    if len(names) == 2:
+        return Field(names, names, across, up, runs=len(paths))
+    longest = max(len(one.events) for one in paths)
+    steps = (0.0, max(longest, 2) - 1.0)
+    return Field(names, ("step", *names), steps, up, runs=len(paths))
 
 
 def _range(paths: Sequence[WeightPath], right: Sequence[WeightPath], i: int) -> Range:
