@@ -364,14 +364,7 @@ def _run(options: Any) -> None:
     from accumviz.recorder.run import CannotRunError, Script, run
 
     is_module = bool(options.module)
-    if is_module:
-        # From a `--` on, argparse counts arguments of the module as ours.
-        command = options.module + options.script
-    elif options.script[:1] == ["--"]:
-        command = options.script[1:]
-    else:
-        command = options.script
-    name, *arguments = command or [""]
+    name, *arguments = _command(options) or [""]
     if not name:
         _fail(
             "run was given no script; expected accumviz run [options] train.py, or accumviz run -m package.module"
@@ -393,6 +386,15 @@ def _run(options: Any) -> None:
         _fail(error)
 
 
+def _command(options: Any) -> list[str]:
+    """Return the script, or module, and its arguments."""
+    script: list[str] = options.script
+    if options.module:
+        # From a `--` on, argparse counts arguments of the module as ours.
+        return [*options.module, *script]
+    return script[1:] if script[:1] == ["--"] else script
+
+
 def _check_new(path: Path) -> None:
     """Fail for a ledger's file that cannot be made, or is there already."""
     if not path.parent.is_dir():
@@ -407,20 +409,27 @@ def _finish(
     """Say on stderr what was recorded, and what is wrong with it; return the exit code for a script that ended well."""
     if is_judged and not recordings and not notes:
         notes = ["nothing was recorded: this process did not import torch"]
-    failed = False
     if fail_on is not None and not recordings:
-        failed = True
         _warn(f"--fail-on {fail_on} fails: {notes[0]}")
+        failed = True
         notes = notes[1:]
-    for recording in recordings:
-        _warn(_closing_line(recording))
-        if is_judged and _is_wrong(recording, fail_on):
-            failed = True
+    else:
+        failed = _any_wrong(recordings, fail_on, is_judged=is_judged)
     for note in notes:
         _warn(note)
     if is_judged:
         _say_next([recording.file for recording in recordings])
     return _FAILED if failed else 0
+
+
+def _any_wrong(recordings: list[Any], fail_on: str | None, *, is_judged: bool) -> bool:
+    """Say what was recorded, and what is wrong with it; return whether `--fail-on` makes a failure of any."""
+    failed = False
+    for recording in recordings:
+        _warn(_closing_line(recording))
+        if is_judged and _is_wrong(recording, fail_on):
+            failed = True
+    return failed
 
 
 def _say_next(files: list[Path | None]) -> None:
