@@ -106,8 +106,11 @@ class ByHand:
         weights = [{round(c, 9) for part in held.values() for c in part.values()} for held, _ in self.read]
         epochs = [{epoch for epoch, _ in held} for held, _ in self.read]
         sums = {round(sum(sum(part.values()) for part in held.values()) / cut, 6) for held, cut in self.read}
-        not_divided = all(round(cut * len(held), 6) in sums and len(held) > 1 for held, cut in self.read)
-        return {len(one) for one in (*weights, *epochs)} == {1} and len(sums) == 1 and not not_divided
+        # Divided by less than the window has, or not at all.
+        less = all(
+            any(round(cut * len(held) / divisor, 6) in sums for divisor in range(1, len(held))) for held, cut in self.read
+        )
+        return {len(one) for one in (*weights, *epochs)} == {1} and len(sums) == 1 and not less
 
 
 class _Tensor:

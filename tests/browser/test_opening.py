@@ -382,10 +382,9 @@ def front() -> Explorer:
     page = (ROOT / "index.md").read_text("utf-8")
     cell = re.search(r"```\{code-cell\}\n:tags: \[remove-input\]\n(.*?)```", page, re.DOTALL)
     assert cell is not None
-    *before, last = cell[1].rstrip().splitlines()
     names: dict[str, Any] = {}
-    exec("\n".join([*before, f"made = {last}"]), names)
-    made: Explorer = names["made"]
+    exec(cell[1].replace("\nopening(", "\nmade = opening("), names)
+    made: Explorer = names["made"].more
     return made
 
 

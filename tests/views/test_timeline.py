@@ -407,7 +407,7 @@ def test_a_bar_is_as_tall_before_the_unscale_as_after_it() -> None:
     ]
     (lane,) = lay_out(Ledger.build([W], rows), [0], range(6))
     assert [bar.end for bar in lane.bars if bar.state == "whole"] == [0.5, 0.5, 0.5, 0.5, 512.5]
-    assert "Bars are divided by the gradient scaler's factor" in " ".join(texts(timeline(Ledger.build([W], rows))))
+    assert "Bars are divided by the factor of the gradient scaler" in " ".join(texts(timeline(Ledger.build([W], rows))))
 
 
 @pytest.mark.parametrize("measured", [0, 1, 3])
