@@ -108,7 +108,8 @@ class ByHand:
         sums = {round(sum(sum(part.values()) for part in held.values()) / cut, 6) for held, cut in self.read}
         # Divided by less than the window has, or not at all.
         less = all(
-            any(round(cut * len(held) / divisor, 6) in sums for divisor in range(1, len(held))) for held, cut in self.read
+            any(round(cut * len(held) / divisor, 6) in sums for divisor in range(1, len(held)))
+            for held, cut in self.read
         )
         return {len(one) for one in (*weights, *epochs)} == {1} and len(sums) == 1 and not less
 
