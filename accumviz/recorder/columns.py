@@ -26,6 +26,7 @@ from accumviz.ledger import file as ledgerfile
 from accumviz.ledger.container import LedgerFileError, Reader, Writer, valid
 from accumviz.ledger.events import (
     CHANGED,
+    CODES,
     CONTRIBUTED,
     PRESENT,
     TABLES,
@@ -40,7 +41,7 @@ from accumviz.recorder.transfer import wire
 
 # A block has at most so many events, and so many numbers of parameters.
 _EVENTS, _NUMBERS = 256, 200_000
-# A file has each event after so many seconds.
+# A file gets what there is with the first event after so many seconds.
 _SECONDS = 0.5
 # What a disk says that takes no more.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -74,14 +75,13 @@ class Row:
         kind: str,
         label: str,
         site: CallSite,
-        time: float,
         within: str,
         details: dict[str, Any],
     ) -> None:
         self.kind = kind
         self.label = label
         self.site = site
-        self.time = time
+        self.time = 0.0
         self.within = within
         self.details = details
         # What was read ("contribution", "grad" or "weight"), of which leaves, and the numbers.
@@ -113,7 +113,7 @@ class Row:
         else:
             self.coming.append((put, *wire.send(tensors)))
 
-    def is_whole(self, *, wait: bool) -> bool:
+    def is_whole(self, wait: bool) -> bool:
         """Return whether all numbers are there; with `wait`, once they are."""
         for _, _, mark in self.coming:
             if mark is None:
@@ -162,10 +162,8 @@ class Backward(Row):
     graph: Graph | None = None
     finish_graph: Callable[[], Graph] | None = None
 
-    def __init__(
-        self, site: CallSite, time: float, within: str, had: bytes, thread: int
-    ) -> None:
-        super().__init__("backward", site.subject, site, time, within, {})
+    def __init__(self, site: CallSite, within: str, had: bytes, thread: int) -> None:
+        super().__init__("backward", site.subject, site, within, {})
         self.had = had
         self.thread = thread
         self.state = bytearray(len(had))
@@ -277,38 +275,31 @@ def _filled(
     rows: list[Row], layout: Layout
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """Return what rows were given, of which leaves they read `.grad`, and which have weights."""
+    # Most rows are given numbers of the same leaves, which go into a table at once.
+    alike: dict[Any, tuple[list[int], list[list[float]]]] = {}
+    for at, row in enumerate(rows):
+        for what, leaves, values in row.given:
+            places, given = alike.setdefault((what, leaves), ([], []))
+            places.append(at)
+            given.append(values)
     tables = {}
     for what in ("contribution", "grad", "weight"):
         tables[what] = np.full((len(rows), len(layout.owners)), np.nan)
     read = np.zeros((len(rows), layout.count), bool)
     weighed = np.zeros(len(rows), bool)
-    for (what, leaves), (at, values) in _alike(rows).items():
-        cells = np.ix_(at, layout.places(leaves))
-        tables[what][cells] = values
+    for (what, leaves), (places, given) in alike.items():
+        cells = np.ix_(places, layout.places(leaves))
+        tables[what][cells] = given
         if what == "grad":
             whole = [max(leaf, ~leaf) for leaf in leaves]
-            read[np.ix_(at, whole)] = True
+            read[np.ix_(places, whole)] = True
         elif what == "weight":
-            weighed[at] = True
+            weighed[places] = True
     return tables, read, weighed
 
 
 # As `NUMBERS` has them.
 _measured = attrgetter("time", "loss", "scale", "before", "after", "allocated", "peak")
-
-Given = dict[tuple[str, tuple[int, ...]], tuple[list[int], list[list[float]]]]
-
-
-def _alike(rows: list[Row]) -> Given:
-    """Return the rows that were given the same numbers of the same leaves, and those numbers."""
-    alike: Given = {}
-    for place, row in enumerate(rows):
-        for what, leaves, values in row.given:
-            key = what, leaves
-            at, all_values = alike.setdefault(key, ([], []))
-            at.append(place)
-            all_values.append(values)
-    return alike
 
 
 def _codes(rows: list[Row]) -> tuple[dict[str, list[str]], np.ndarray]:
@@ -330,23 +321,28 @@ def _codes(rows: list[Row]) -> tuple[dict[str, list[str]], np.ndarray]:
 
 
 def _coded(row: Row, tables: dict[str, dict[str, int]]) -> list[int]:
-    """Return the codes of a row, in the order of `CODES`; texts that the tables do not have are added."""
+    """Return the codes of a row; texts that the tables do not have are added."""
     site = row.site
-    said: dict[str, Any] = {
-        "kind": row.kind,
-        "label": row.label,
-        "file": site.file,
-        "line": site.line,
-        "source": site.source,
-        "within": row.within,
-        "rank": -1,
-        "details": _json(row.details),
-        "frames": _json(site.frames),
-        "via": site.via,
-    }
-    for name, table in tables.items():
-        said[name] = table.setdefault(said[name], len(table))
-    return list(said.values())
+    # In the order of `CODES`.
+    values: tuple[Any, ...] = (
+        row.kind,
+        row.label,
+        site.file,
+        site.line,
+        site.source,
+        row.within,
+        -1,
+        _json(row.details),
+        _json(site.frames),
+        site.via,
+    )
+    codes = []
+    for name, value in zip(CODES, values, strict=True):
+        code = value
+        if name in tables:
+            code = tables[name].setdefault(value, len(tables[name]))
+        codes.append(code)
+    return codes
 
 
 def _json(value: Any) -> str:
@@ -392,8 +388,7 @@ class Columns:
         self._writer: Writer | None = None
         if path is not None:
             self._writer = Writer(path, overwrite=overwrite)
-        self._writes = path is not None
-        self._flusher: threading.Timer | None = None
+        self._writes = False
         self._sources = Sources(sources)
         self._graphs: dict[int, Graph] = {}
         # What is said of the recording where it fails before anything is known of it.
@@ -402,83 +397,54 @@ class Columns:
         self._written: About | None = None
         self._end: dict[str, Any] = {}
         self._given_up = False
+        # The ledger may be asked for on another thread than the one that trains.
         self._lock = threading.RLock()
         self._ledger: tuple[Any, Ledger] | None = None
 
     def __len__(self) -> int:
-        with self._lock:  # a thread that writes takes rows from one to the other
+        with self._lock:
             return self._away + len(self.pending)
 
-    def begin(
-        self,
-        kind: str,
-        label: str,
-        site: CallSite,
-        within: str,
-        details: dict[str, Any],
-        changed: Sequence[int] = (),
-    ) -> Row:
-        """Return a new event, which takes its place when it begins to take effect."""
-        row = Row(kind, label, site, time.perf_counter() - self.start, within, details)
-        row.changed = changed
+    def begin(self, row: Row) -> None:
+        """Give an event its time and its place: it begins to take effect."""
+        row.time = time.perf_counter() - self.start
         self.pending.append(row)
-        return row
 
     def finish(self, row: Row) -> None:
         """Take a row as whole, but for what a device still sends."""
         if self._allocated.devices:
             row.allocated, row.peak = self._allocated.after()
         if (row.site.file, row.site.line) not in self._sources.met:
-            # Here, not in the thread that writes: keeping the parser's warnings to ourselves concerns all threads.
-            with self._lock:
-                self._sources.meet(row.site)
+            self._sources.meet(row.site)
         row.done = True
         is_due = self._writes and time.monotonic() > self._due
         if is_due or len(self.pending) >= self._enough:
             self.settle()
-        if self._writes and self._flusher is None:
-            self._flush_later()
 
     def settle(self, *, wait: bool = False) -> None:
         """Put away the rows that are done and whose numbers have arrived; with `wait`, all that are done."""
         with self._lock:
-            self._put_away(lambda row: row.is_whole(wait=wait))
+            while rows := self._first_whole(wait):
+                self._put_away(rows)
             self._enough = len(self.pending) + self._bulk
             self._due = time.monotonic() + _SECONDS
 
-    def flush(self) -> None:
-        """Write what is there, whoever asks; a device is not asked, which may be in the middle of a capture."""
-        with self._lock:
-            self._flusher = None
-            if not self._given_up:
-                self._put_away(lambda row: not row.coming)
+    def _first_whole(self, wait: bool) -> list[Row]:
+        """Return the rows of a block: those before the first of which something is missing."""
+        first = self.pending[: self._bulk]
+        whole = itertools.takewhile(lambda row: row.done and row.is_whole(wait), first)
+        return list(whole)
 
-    def _flush_later(self) -> None:
-        """Write by time also when no event comes: a loop that pauses loses no more than one that runs."""
-        flusher = threading.Timer(_SECONDS, _flush, (weakref.ref(self),))
-        flusher.daemon = True
-        # No new thread can be had while the interpreter ends, nor beyond a limit: the next event asks again.
-        with contextlib.suppress(RuntimeError):
-            flusher.start()
-            self._flusher = flusher
-
-    def _put_away(self, is_whole: Callable[[Row], bool]) -> None:
-        """Make blocks of the rows that are done, up to the first of which a number is missing."""
-        while True:
-            first = self.pending[: self._bulk]
-            ready = itertools.takewhile(lambda row: row.done and is_whole(row), first)
-            rows = list(ready)
-            if not rows:
-                return
-            for place, row in enumerate(rows, self._away):
-                row.arrive()
-                if isinstance(row, Backward) and row.graph is not None:
-                    self._graphs[place] = row.graph
-            block, grad = block_of(rows, self._layout, self._grad)
-            self._keep(block)
-            self._grad = grad
-            del self.pending[: len(rows)]  # another thread may have added some
-            self._away += len(rows)
+    def _put_away(self, rows: list[Row]) -> None:
+        for place, row in enumerate(rows, self._away):
+            row.arrive()
+            if isinstance(row, Backward) and row.graph is not None:
+                self._graphs[place] = row.graph
+        block, grad = block_of(rows, self._layout, self._grad)
+        self._keep(block)
+        self._grad = grad
+        del self.pending[: len(rows)]
+        self._away += len(rows)
 
     def expect(self, running: Backward) -> None:
         """Count what a backward had yet to bring as there already in the rows that happened while it ran.
@@ -507,13 +473,14 @@ class Columns:
         try:
             self._writer.open()
             self._writer.append(self._news())
+            self._writes = True
         except OSError as error:
             if error.errno not in _FULL:  # a name that cannot be is the user's to know
                 raise
             self._lose(error)
         except Exception:
-            writer, self._writer, self._writes = self._writer, None, False
-            writer.discard()
+            self._writer.discard()
+            self._writer = None
             raise
 
     def _news(self) -> dict[str, Any]:
@@ -544,8 +511,6 @@ class Columns:
         writer = self._writer
         if writer is None or not (self._writes and writer.is_ours):
             return False
-        if not writer.can_be_read:  # it was not begun
-            return False
         try:
             writer.append(header | self._news(), *arrays)
         except OSError as error:
@@ -572,9 +537,6 @@ class Columns:
                 if not self._given_up:
                     raise
             self._end = end
-            if self._flusher is not None:
-                self._flusher.cancel()
-                self._flusher = None
             self._write_news()
             if self._writer is not None and self._writes:
                 try:
@@ -656,10 +618,3 @@ def _add_present(row: Row, leaves: Iterable[int]) -> None:
     for leaf in leaves:
         present[leaf] = PRESENT
     row.present = bytes(present)
-
-
-def _flush(columns: weakref.ref[Columns]) -> None:
-    here = columns()
-    if here is not None:
-        with contextlib.suppress(Exception):
-            here.flush()

@@ -537,12 +537,11 @@ class Collectives:
         details: dict[str, Any],
     ) -> Row:
         details["parameters"] = [self._leaves.named.names[i] for i in leaves]
-        begin = self._rows.begin
-        row: Row
         if running is None:
-            row = begin("sync", "", self._sites.find(frame), "", details)
+            row = Row("sync", "", self._sites.find(frame), "", details)
         else:
-            row = begin("sync", running.label, running.site, "backward", details)
+            row = Row("sync", running.label, running.site, "backward", details)
+        self._rows.begin(row)
         return row
 
     def _over(self, row: Row) -> None:

@@ -234,7 +234,6 @@ class Recording:
     def write_out(self) -> None:
         """Write what is whole to the file, if there is one: this process is about to be ended."""
         self._rows.settle(wait=True)
-        self._rows.flush()
 
     @property
     def ledger(self) -> Ledger:
@@ -317,7 +316,6 @@ class Recording:
         gradients.hook()
         running = Backward(
             self._sites.find(frame),
-            perf_counter() - self._rows.start,
             within,
             bytes(gradients.present),
             thread,
@@ -329,7 +327,7 @@ class Recording:
             running.before = self._memory.total(running.storages)
         if self._graphs is not None:
             self._graphs.begin(running, frame, args, kwargs)
-        self._rows.pending.append(running)
+        self._rows.begin(running)
         gradients.running = running
         return running
 
@@ -589,8 +587,9 @@ class Recording:
         details: dict[str, Any],
         changed: list[int],
     ) -> None:
-        within = self._within()
-        row = self._rows.begin(kind, label, site, within, details, changed)
+        row = Row(kind, label, site, self._within(), details)
+        row.changed = changed
+        self._rows.begin(row)
         self._read_details(row)
         self._gradients.read_grads(row, changed)
         row.present = bytes(self._gradients.present)
