@@ -66,7 +66,7 @@ def of_corpus() -> Loops:
 
 def of_museum() -> Loops:
     """The exhibits: functions of the chapter that record, with the switch that mends them off and on."""
-    text = (HERE.parent / "chapters" / "11_museum.md").read_text("utf-8")
+    text = (HERE.parent / "chapters" / "12_museum.md").read_text("utf-8")
     cells = re.findall(r"^```\{code-cell\}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     cells = [re.sub(r"\A(---\n.*?\n---\n|(:[^\n]*\n)+)", "", cell, flags=re.DOTALL) for cell in cells]
     kept = [cells[0]]

@@ -20,7 +20,7 @@ from wherebook.gate import answers, question, source_of_question
 
 INDEX = "searchindex.js"
 # Pages that gather what others explain come after them; what one sees comes before what explains it.
-GATHERED = {"chapters/12_audit": 0.5, "bibliography": 0.4, "symptoms": 1.5}
+GATHERED = {"chapters/13_audit": 0.5, "bibliography": 0.4, "symptoms": 1.5}
 UNSAID = (nodes.raw, nodes.comment, nodes.math, nodes.math_block, nodes.target, addnodes.index)
 
 

@@ -378,7 +378,7 @@ WHOLLY = (
     "api.html",
     "chapters/01_graphs.html",
     "chapters/03_accumulation.html",
-    "chapters/12_audit.html",
+    "chapters/13_audit.html",
 )
 BRIEFLY: dict[str, Look] = {
     "axe": unfolded(rules=NO_CONTRAST),

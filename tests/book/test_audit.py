@@ -24,7 +24,7 @@ KINDS = {
     "undecided": "undecided",
 }
 TESTED = re.compile(r"^def test_claim_((?:\d+_(?:and_)?)+)", re.MULTILINE)
-PAGE = "chapters/12_audit.html"
+PAGE = "chapters/13_audit.html"
 # What decides a claim may be shut until the question before it is answered; then the line that says so is seen.
 # Of answers that follow on each other one line is seen while they are shut: it stands in the first of them.
 VISIBLE = """element => {

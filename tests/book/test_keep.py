@@ -10,7 +10,7 @@ import jupytext
 import pytest
 
 CHAPTERS = sorted((Path(__file__).resolve().parents[2] / "chapters").glob("*.md"))
-AUDIT = "12_audit"  # its rows are its summary, and each has its cell
+AUDIT = "13_audit"  # its rows are its summary, and each has its cell
 ROLE = re.compile(r"\{[\w:+-]+\}`([^`<]*?)(?:\s*<[^`>]*>)?`")
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 POINT = re.compile(r"^- (.+?)(?=^- |^\S|\Z)", re.MULTILINE | re.DOTALL)

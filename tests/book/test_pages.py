@@ -213,17 +213,17 @@ def test_search_leads_from_what_one_sees_to_its_symptom(watch: Open, address: Ad
 
 def test_pictures_stand_open_until_a_reader_chooses_to_predict_first(watch: Open, address: Address) -> None:
     page = watch().page
-    page.goto(address("chapters/08_ddp.html", "http"))
+    page.goto(address("chapters/09_ddp.html", "http"))
     pictures = page.locator("article .cell_output .accumviz")
     assert pictures.count() > 4
     assert all(one.bounding_box() for one in pictures.all())
     assert page.locator(".av-shut:visible").count() == 0
     page.get_by_role("button", name="Predict first").click()
     page.locator(".av-predict[data-av-state=asked]").first.wait_for()
-    page.goto(address("chapters/08_ddp.html", "http"))  # remembered
+    page.goto(address("chapters/09_ddp.html", "http"))  # remembered
     page.locator(".av-predict[data-av-state=asked]").first.wait_for()
     assert page.locator(".av-recorded:visible").count() == 0
-    page.goto(address("chapters/08_ddp.html?show", "http"))
+    page.goto(address("chapters/09_ddp.html?show", "http"))
     assert page.locator(".av-recorded:visible").count() > 2
 
 
@@ -264,3 +264,17 @@ def test_a_printed_page_keeps_its_text_and_leaves_out_the_controls(watch: Open, 
     assert page.locator("article p").first.is_visible()
     assert not page.locator(".btn-download-notebook").first.is_visible()
     assert not page.locator(".book-side").first.is_visible()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("04_recipe.html#sec-tokens", "04_shares.html#sec-tokens"),
+        ("04_recipe.html?show#sec-clip", "05_recipe.html?show#sec-clip"),
+        ("11_museum.html", "12_museum.html"),
+    ],
+)
+def test_an_old_address_leads_to_the_section_that_it_named(old: str, new: str, watch: Open, address: Address) -> None:
+    page = watch().page
+    page.goto(address("chapters/", "file") + old)
+    page.wait_for_url(f"**/{new.replace('?', '[?]')}")
