@@ -16,9 +16,9 @@ from accumviz.ledger.events import CHANGED, CONTRIBUTED, PRESENT, Events
 from accumviz.ledger.flow import BY_HAND, UNREAD
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views import payload
-from accumviz.views.layout import segments
 from tests.by_hand import Play, term, windows
 from tests.thorough import examples
+from tests.toys import segments
 
 
 def shares(play: Play) -> list[float]:

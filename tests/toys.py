@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from accumviz.graph.graph import Edge, Graph, Node, Saved
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
+from accumviz.views.layout import Gradient, Part
 
 W = Parameter("w", (1,), optimizers=(0,))
 CODE = "for sample in x:\n    loss = f(sample)  # one\n    loss.backward()\noptimizer.step()\noptimizer.zero_grad()\n"
@@ -71,3 +73,9 @@ def large(events: int, parameters: int) -> Ledger:
     state = np.where(backward, CONTRIBUTED, 0) + np.where(held, PRESENT, 0) + np.zeros((1, parameters), int)
     names = tuple(Parameter(f"layers.{p // 12}.{p % 12}.weight", (8, 8), optimizers=(0,)) for p in range(parameters))
     return Ledger(names, rows, added, grad, state, sources={"a.py": CODE})
+
+
+def segments(ledger: Ledger, parameter: int, events: Iterable[int]) -> list[list[Part]]:
+    """The parts of `.grad` after each of these events."""
+    gradient = Gradient(ledger, parameter)
+    return [gradient.parts(e) for e in events]

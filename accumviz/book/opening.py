@@ -12,8 +12,7 @@ from accumviz.book import weights
 from accumviz.ledger.ledger import Ledger, ledger_of
 from accumviz.show import Displayed, escape, table
 from accumviz.views import style
-from accumviz.views.listing import listing
-from accumviz.views.payload import encode, identity
+from accumviz.views.payload import encode, identity, listing
 from accumviz.views.player import fragment
 from accumviz.views.style import number
 

@@ -12,7 +12,7 @@ from accumviz.ledger.events import Event
 from accumviz.ledger.ledger import PRESENT, Ledger
 from accumviz.show import encoded, literal
 from accumviz.views import style, words
-from accumviz.views.heat import decades
+from accumviz.views.layout import decades
 
 # Of larger models the norms of the tensors are compared, of longer runs the first steps.
 _MOST_ELEMENTS = 256

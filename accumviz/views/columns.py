@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,8 +40,6 @@ _SLIM = 14.0
 # How opaque the bytes of a strip are: those behind, and those in front.
 _BEHIND = 0.5
 _IN_FRONT = 0.95
-# What was not measured.
-_HATCH = "////"
 
 
 class EventColumns(NamedTuple):
@@ -86,7 +84,7 @@ def draw_headings(
         else:
             begin = top - 3
             middle = columns.middle(i) + 1
-            canvas.text(middle, top - 8, _title(event), size=_TURNED, turned=True)
+            canvas.text(middle, top - 8, _title(event), size=_TURNED, rotation=90)
         if event.kind != "backward":
             draw_rule(canvas, event, x, begin, top)
 
@@ -103,7 +101,7 @@ def _draw_lines(
     is_code = not is_sync and not event.skipped
     where = words.shorten(words.place(event), room)
     where_y = 40 if about else 26
-    canvas.text(x, above + 11, event.kind, size=11)
+    canvas.text(x, above + 11, event.kind)
     canvas.text(x, above + 26, about, mono=is_code)
     canvas.text(x, above + where_y, where, color=MUTED)
 
@@ -125,12 +123,13 @@ def draw_rule(
     faint: bool = False,
 ) -> None:
     """Draw an event's line across rows, faint across those that it does not concern; a backward has hardly any."""
-    if event.kind == "backward":
-        canvas.upright(x, top, bottom, color=LINE, width=0.6, alpha=0.7, z=0)
-        return
-    color, dash = style.kind(event.kind)
-    alpha = 0.25 if faint else 1.0
-    canvas.upright(x, top, bottom, color=color, dash=dash, alpha=alpha, width=1.8, z=1)
+    look: Any = {"color": LINE, "linewidth": 0.6, "alpha": 0.7, "zorder": 0}
+    if event.kind != "backward":
+        color, dash = style.kind(event.kind)
+        alpha = 0.25 if faint else 1.0
+        look = {"color": color, "linewidth": 1.8, "alpha": alpha, "zorder": 1}
+        look["dash"] = dash
+    canvas.upright(x, top, bottom, **look)
 
 
 def rule_keys(events: Sequence[Event]) -> list[Key]:
@@ -148,7 +147,8 @@ def draw_name(
 ) -> float:
     """Write a name above what it is of, with what is drawn there at the other end; return where that begins."""
     middle = y + _NAME / 2
-    canvas.level(10, canvas.width - 10, y, color=LINE, width=0.6, alpha=0.8, z=0)
+    line: Any = {"color": LINE, "linewidth": 0.6, "alpha": 0.8, "zorder": 0}
+    canvas.level(10, canvas.width - 10, y, **line)
     room = canvas.width - 30 - text_width(what, 11)
     name = words.shorten(name, int(room / text_width("x", 12.5)))
     canvas.text(10, middle, name, size=12.5, mono=mono)
@@ -159,134 +159,78 @@ def draw_name(
 # --- bytes and norms ------------------------------------------------------------------------------
 
 
-class Area(NamedTuple):
-    """Values of each event, NaN where there is none, and the entry of the legend for them."""
-
-    values: np.ndarray
-    key: Key
-
-
 @dataclass(frozen=True)
 class Strip:
-    """Values of each event below a timeline: areas in front of each other, and in words.
-
-    `missing` are the stretches, from an event to before another one, in which nothing was measured.
-    """
+    """Values of each event below a timeline: areas in front of each other, each with its key, and in words."""
 
     name: str
-    areas: list[Area]
+    areas: list[tuple[np.ndarray, Key]]
     most: str
     texts: tuple[str, ...] = ()
-    missing: tuple[tuple[int, int], ...] = ()
 
     def keys(self) -> list[Key]:
         """Return the entries of a legend for what there is."""
         keys = []
-        for area in self.areas:
-            if area.key.text and (area.values > 0).any():
-                keys.append(area.key)
-        if self.missing:
-            keys.append(Key("not measured", MUTED, 0.0, _HATCH))
+        for values, key in self.areas:
+            if key.text and (values > 0).any():
+                keys.append(key)
         return keys
 
     def draw(
-        self, canvas: Canvas, columns: EventColumns, base: float, each: int = 1
-    ) -> None:
-        """Draw it upwards from its base; of `each` so many events that share a pixel, the largest."""
-        most = _largest(self.areas) or 1.0
+        self, canvas: Canvas, columns: EventColumns, top: float, each: int = 1
+    ) -> float:
+        """Draw it, of `each` so many events that share a pixel the largest; return where it ends."""
+        top = draw_name(canvas, self.name, f"0 to {self.most}", top)
+        base = top + _STRIP - 4
         starts = np.arange(0, len(columns.events), each)
-        lefts = [columns.x(start) for start in starts.tolist()]
-        across = np.repeat([*lefts, columns.end], 2)[1:-1].tolist()
+        edges = [columns.x(start) for start in [*starts.tolist(), len(columns.events)]]
+        most = max(float(values.max()) for values, _ in self.areas) or 1.0
         scale = (_STRIP - 18) / most
         for values, key in self.areas:
-            largest = np.maximum.reduceat(np.nan_to_num(values), starts)
-            tops = np.repeat(base - scale * largest, 2).tolist()
-            canvas.area(across, base, tops, color=key.color, alpha=key.alpha)
-        tall = _STRIP - 18
-        for start, stop in self.missing:
-            wide = (stop - start) * columns.width
-            look: Any = {"hatch": _HATCH, "edge": LINE, "line": 0.0}
-            canvas.box(columns.x(start), base - tall, wide, tall, **look)
-        canvas.level(columns.left, columns.end, base, color=LINE, width=0.8)
-        y = base - _STRIP + 10
+            largest = np.maximum.reduceat(values, starts)
+            canvas.axes.stairs(
+                base - scale * largest,
+                edges,
+                baseline=base,
+                fill=True,
+                color=key.color,
+                alpha=key.alpha,
+                linewidth=0,
+                clip_on=False,
+                zorder=2,
+            )
+        canvas.level(columns.left, columns.end, base, color=LINE, linewidth=0.8)
         for i, text in enumerate(self.texts):
             if text_width(text, 11) <= columns.width - 4:
-                canvas.text(columns.middle(i), y, text, ha="center")
+                canvas.text(columns.middle(i), top + 6, text, ha="center")
+        return top + _STRIP
 
 
-def strips_of(events: Sequence[Event]) -> list[Strip]:
-    """Return the strips of the bytes that were measured at these events: saved tensors, and those of a device."""
+def saved_strips(events: Sequence[Event]) -> list[Strip]:
+    """Return the strip of the bytes of saved tensors, where they were measured at every backward."""
     before = np.array([event.saved_before for event in events], float)
     after = np.array([event.saved_after for event in events], float)
-    peak = np.array([event.peak for event in events], float)
-    allocated = np.array([event.allocated for event in events], float)
-    strips = []
-    if np.isfinite(before).any():
-        areas = _two_areas(before, "saved before the backward", after, "saved after it")
-        texts = tuple(_saved(event) for event in events)
-        most = style.size(float(np.nanmax(before)))
-        strips.append(Strip("saved tensors", areas, most, texts, _missing(events)))
-    if np.isfinite(allocated).any():
-        areas = _two_areas(
-            peak, "new maximum on the way", allocated, "allocated after it"
-        )
-        most = style.size(_largest(areas))
-        strips.append(Strip("allocated on device", areas, most))
-    return strips
-
-
-def _missing(events: Sequence[Event]) -> tuple[tuple[int, int], ...]:
-    """Return the stretches of backwards whose saved tensors were not measured.
-
-    >>> _missing([Event(i, "backward", saved_before=b) for i, b in enumerate((8, math.nan, math.nan, 8))])
-    ((1, 3),)
-    """
-    backwards = [i for i, event in enumerate(events) if event.kind == "backward"]
-    lacks = [math.isnan(events[i].saved_before) for i in backwards]
-    stretches = []
-    alike = groupby(zip(lacks, backwards, strict=True), key=itemgetter(0))
-    for is_missing, run in alike:
-        places = [i for _, i in run]
-        if is_missing:
-            stretches.append((places[0], places[-1] + 1))
-    return tuple(stretches)
-
-
-def _two_areas(
-    behind: np.ndarray, behind_text: str, front: np.ndarray, front_text: str
-) -> list[Area]:
-    behind_key = Key(behind_text, MUTED, _BEHIND, kind="fill")
-    front_key = Key(front_text, MUTED, _IN_FRONT, kind="fill")
-    return [Area(behind, behind_key), Area(front, front_key)]
-
-
-def _largest(areas: list[Area]) -> float:
-    return float(np.nanmax([area.values for area in areas]))
-
-
-def _saved(event: Event) -> str:
-    if math.isnan(event.saved_before):
-        return ""
-    return f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
+    is_backward = np.array([event.kind == "backward" for event in events])
+    if not is_backward.any() or np.isnan(before[is_backward]).any():
+        return []
+    texts = []
+    for event in events:
+        is_measured = math.isfinite(event.saved_before)
+        sizes = f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
+        texts.append(sizes if is_measured else "")
+    before_key = Key("saved before the backward", MUTED, _BEHIND, kind="fill")
+    after_key = Key("saved after it", MUTED, _IN_FRONT, kind="fill")
+    areas = [(np.nan_to_num(before), before_key), (np.nan_to_num(after), after_key)]
+    most = style.size(float(np.nanmax(before)))
+    return [Strip("saved tensors", areas, most, tuple(texts))]
 
 
 def norm_strip(ledger: Ledger, rows: list[int], events: list[int]) -> Strip:
     """Return the strip of the norm of all `.grad` after each event."""
     cells = ledger.grad[np.ix_(events, rows)].astype(float)
     norms = np.linalg.norm(np.nan_to_num(cells, posinf=0.0), axis=1)
-    area = Area(norms, Key("", MUTED, 0.6))
-    return Strip("‖.grad‖", [area], style.number(norms.max(), 3))
-
-
-def draw_strips(
-    canvas: Canvas, columns: EventColumns, strips: list[Strip], y: float, each: int = 1
-) -> float:
-    """Draw strips below each other from `y` on, and return where they end."""
-    for strip in strips:
-        top = draw_name(canvas, strip.name, f"0 to {strip.most}", y)
-        y = top + _STRIP
-        strip.draw(canvas, columns, y - 4, each)
-    return y
+    areas = [(norms, Key("", MUTED, 0.6))]
+    return Strip("‖.grad‖", areas, style.number(norms.max(), 3))
 
 
 # --- shares ---------------------------------------------------------------------------------------
@@ -328,40 +272,46 @@ class ShareStrip:
 
     def keys(self) -> list[Key]:
         """Return the entries of the legend."""
+        if not self.bars:
+            return []
         whole = among(self.ledger) or "the mean of one loss"
         keys = [Key(f"share 1: {whole}", INK, kind="dashed")]
-        for bar in self.bars:
-            if any(part.unknown for part in bar.segments):
-                return [*keys, Key("unknown share", MUTED, 0.0, "xx")]
+        parts = [part for bar in self.bars for part in bar.segments]
+        if any(part.unknown for part in parts):
+            keys.append(Key("unknown share", MUTED, 0.0, "xx"))
         return keys
 
     def draw(self, canvas: Canvas, columns: EventColumns, top: float) -> float:
         """Draw them, each sum where it has room, and a dashed line at 1; return where they end."""
+        if not self.bars:
+            return top
+        top = draw_name(canvas, "shares of the step", "", top)
         low, high = reach(self.bars)
         scale = (_SHARES - 26) / (high - low)
         zero = top + 18 + high * scale
-        canvas.level(columns.left, columns.end, zero, color=MUTED, width=0.9, z=1)
-        by_step: dict[int, list[ShareBar]] = {}
-        for bar in self.bars:
-            by_step.setdefault(bar.step, []).append(bar)
-        indices = [event.index for event in columns.events]
-        positions = [indices.index(step) for step in by_step]
-        apart = int(np.diff(positions).min(initial=2))
-        for position, of_step in zip(positions, by_step.values(), strict=True):
-            count = len(of_step)
-            width = self.width / count
-            left = columns.middle(position) - width * count / 2
+        left, end = columns.left, columns.end
+        canvas.level(left, end, zero, color=MUTED, linewidth=0.9, zorder=1)
+        positions = {event.index: i for i, event in enumerate(columns.events)}
+        steps = [
+            positions[step] for step in dict.fromkeys(bar.step for bar in self.bars)
+        ]
+        apart = int(np.diff(steps).min(initial=2))
+        for step, of_step in groupby(self.bars, key=attrgetter("step")):
+            beside = list(of_step)
+            width = self.width / len(beside)
             # A lone bar's sum may be as wide as the way to the next one's.
-            room = width if count > 1 else apart * columns.width
-            for n, bar in enumerate(of_step):
+            room = width if len(beside) > 1 else apart * columns.width
+            x = columns.middle(positions[step]) - self.width / 2
+            for bar in beside:
                 gap = min(2.0, width / 4)
-                place = _BarPlace(left + n * width, width - gap, zero, scale)
+                place = _BarPlace(x, width - gap, zero, scale)
                 self._draw_bar(canvas, bar, place, room)
+                x += width
         for one in (1, -1) if low < 0 else (1,):
             y = zero - one * scale
             # Above bars, and below what is written.
-            canvas.level(columns.left, columns.end, y, width=1.2, dash="--", z=2.5)
-            canvas.text(columns.end + 5, y, style.number(one))
+            canvas.level(left, end, y, linewidth=1.2, dash=(4.44, 1.92), zorder=2.5)
+            canvas.text(end + 5, y, style.number(one))
         return top + _SHARES
 
     def _draw_bar(

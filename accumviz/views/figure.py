@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Polygon, Rectangle
+from matplotlib.patches import Rectangle
 
 from accumviz.show import save_page
 from accumviz.views import style
@@ -42,13 +41,22 @@ _SANS, _MONO = "DejaVu Sans", "DejaVu Sans Mono"
 _EM = 0.61
 # A bold number: how wide its minus and its point are, and all else.
 _BOLD, _BOLD_EM = {"−": 0.838, ".": 0.38}, 0.696
-_SETTINGS: Any = {
+_SAVED: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "accumviz",
     "savefig.bbox": None,
-    "path.sketch": None,
-    "path.effects": [],
     "image.composite_image": False,
+}
+# What is drawn by hand: texts as they are, lines in pixels.
+_DRAWN: Any = {
+    "font.family": _SANS,
+    "font.size": 11,
+    "text.color": INK,
+    "text.parse_math": False,
+    "lines.color": INK,
+    "lines.linewidth": 1.0,
+    "lines.scale_dashes": False,
+    "lines.solid_capstyle": "butt",
 }
 _CSS = """
 :root[data-theme="dark"] .accumviz, [data-jp-theme-light="false"] .accumviz { --av-live: 0.64; }
@@ -67,9 +75,18 @@ _shown = itertools.count()
 
 
 @contextmanager
-def _drawing() -> Iterator[None]:
-    """Draw with our settings; the page's fonts draw the text, so that missing glyphs are no loss."""
-    with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
+def drawing() -> Iterator[None]:
+    """Draw with our settings, whatever the user's are."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_DRAWN)
+        yield
+
+
+@contextmanager
+def _saving() -> Iterator[None]:
+    """Save with our settings; the page's fonts draw the text, so that missing glyphs are no loss."""
+    with matplotlib.rc_context(_SAVED), warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "Glyph .* missing|Matplotlib currently does not support"
         )
@@ -98,7 +115,7 @@ class PageFigure(Figure):
     def to_svg(self) -> str:
         """Return inline SVG: the page's text colour, and no ids that another figure could have."""
         buffer = io.StringIO()
-        with _drawing():
+        with _saving():
             self.savefig(
                 buffer, format="svg", facecolor="none", metadata={"Date": None}
             )
@@ -135,7 +152,7 @@ class PageFigure(Figure):
 
     def _repr_mimebundle_(self, **_formats: Any) -> dict[str, str]:
         png = io.BytesIO()
-        with _drawing():
+        with _saving():
             self.savefig(png, format="png", dpi=108)
         return {
             "text/html": self.to_html(),
@@ -205,8 +222,6 @@ class Canvas:
     def __init__(self, width: float) -> None:
         self.width = width
         self.figure = PageFigure(facecolor="white")
-        # A user's `figure.autolayout` must not move what is placed by hand.
-        self.figure.set_layout_engine("none")
         self.figure.words = []
         self.axes = self.figure.add_axes((0, 0, 1, 1))
         self.axes.set_axis_off()
@@ -224,34 +239,16 @@ class Canvas:
         y: float,
         text: str,
         *,
-        size: float = 11,
-        color: str = INK,
-        ha: str = "left",
         mono: bool = False,
-        turned: bool = False,
-        weight: str = "normal",
-        slant: str = "normal",
         ground: bool = False,
+        **look: Any,
     ) -> None:
-        """Write a text as it is: a `$` is a dollar; on a clear `ground` where lines would cross it."""
-        clear = {"facecolor": GROUND, "edgecolor": "none", "pad": 1.0}
-        self.axes.text(
-            x,
-            y,
-            text,
-            fontsize=size,
-            color=color,
-            ha=ha,
-            va="center",
-            parse_math=False,
-            usetex=False,
-            family=_MONO if mono else _SANS,
-            weight=weight,
-            style=slant,
-            rotation=90 if turned else 0,
-            rotation_mode="anchor",
-            bbox=clear if ground else None,
-        )
+        """Write a text, on a clear `ground` where lines would cross it."""
+        if mono:
+            look["family"] = _MONO
+        if ground:
+            look["bbox"] = {"facecolor": GROUND, "edgecolor": "none", "pad": 1.0}
+        self.axes.text(x, y, text, va="center", rotation_mode="anchor", **look)
 
     def box(
         self,
@@ -263,9 +260,7 @@ class Canvas:
         fill: str = "none",
         edge: str = "none",
         alpha: float = 1.0,
-        hatch: str | None = None,
-        line: float = 1.0,
-        z: float = 2,
+        **look: Any,
     ) -> None:
         """Draw a rectangle; `alpha` is of its fill, so that the page's background shines through."""
         box = Rectangle(
@@ -274,45 +269,22 @@ class Canvas:
             height,
             facecolor=(fill, alpha) if fill != "none" else "none",
             edgecolor=edge,
-            linewidth=line,
-            linestyle="-",
-            hatch=hatch,
             clip_on=False,
-            zorder=z,
-            antialiased=True,
+            **{"zorder": 2, **look},
         )
         self.axes.add_patch(box)
 
     def line(
         self,
-        xs: Sequence[float] | np.ndarray,
-        ys: Sequence[float] | np.ndarray,
+        xs: Sequence[float],
+        ys: Sequence[float],
         *,
-        color: str = INK,
-        width: float = 1.0,
-        dash: str | tuple[float, ...] = "-",
-        alpha: float = 1.0,
-        z: float = 3,
-        **marker: Any,
+        dash: Sequence[float] = (),
+        **look: Any,
     ) -> None:
-        """Draw a line through points; `dash` may be pixels of ink and of ground by turns."""
-        dashes: Any = dash or "-"
-        if not isinstance(dashes, str):
-            # What matplotlib takes is in widths of the line.
-            dashes = (0, tuple(part / width for part in dashes))
-        line = Line2D(
-            xs,
-            ys,
-            color=color,
-            linewidth=width,
-            linestyle=dashes,
-            alpha=alpha,
-            clip_on=False,
-            zorder=z,
-            solid_capstyle="butt",
-            dash_capstyle="butt",
-            **({"marker": "None"} | marker),
-        )
+        """Draw a line through points; `dash` is pixels of ink and of ground by turns."""
+        style: Any = (0, dash) if dash else "-"
+        line = Line2D(xs, ys, linestyle=style, clip_on=False, **{"zorder": 3, **look})
         self.axes.add_line(line)
 
     def level(self, x: float, end: float, y: float, **look: Any) -> None:
@@ -322,40 +294,6 @@ class Canvas:
     def upright(self, x: float, top: float, bottom: float, **look: Any) -> None:
         """Draw an upright line from `top` to `bottom`."""
         self.line([x, x], [top, bottom], **look)
-
-    def area(
-        self,
-        xs: list[float],
-        base: float,
-        tops: list[float],
-        *,
-        color: str,
-        alpha: float,
-    ) -> None:
-        """Fill the room between a line and the level at its base."""
-        outline = [(xs[0], base), *zip(xs, tops, strict=True), (xs[-1], base)]
-        area = Polygon(
-            outline,
-            facecolor=color,
-            edgecolor="none",
-            alpha=alpha,
-            clip_on=False,
-            zorder=2,
-        )
-        self.axes.add_patch(area)
-
-    def image(
-        self, x: float, y: float, width: float, height: float, pixels: np.ndarray
-    ) -> None:
-        """Lay an RGBA image, rows × columns × 4, over a rectangle; its cells keep sharp edges."""
-        self.axes.imshow(
-            pixels,
-            extent=(x, x + width, y + height, y),
-            interpolation="none",
-            aspect="auto",
-            clip_on=False,
-            zorder=1,
-        )
 
 
 _LEFT, _LINE, _LETTERS = 12.0, 19.0, 11.5
@@ -393,19 +331,34 @@ class Key:
     def draw(self, canvas: Canvas, x: float, y: float) -> None:
         """Draw its mark, with its upper left corner there."""
         if self.kind in _STROKES:
-            lines, width, dashes = _STROKES[self.kind]
-            dash = self.dashes or dashes
-            look: Any = {"color": self.color, "width": width, "dash": dash}
-            for x0, y0, x1, y1 in lines:
-                canvas.line([x + x0, x + x1], [y + y0, y + y1], **look)
+            self._draw_lines(canvas, x, y)
         elif self.kind == "scale":
             for n in range(16):
-                alpha = self.alpha + (1 - self.alpha) * n / 15
+                alpha = 1 - (1 - self.alpha) * (15 - n) / 15
                 canvas.box(x + 6 * n, y + 1.5, 6, 11, fill=self.color, alpha=alpha)
         else:
-            edge = self.color if self.kind == "box" else "none"
-            box: Any = {"alpha": self.alpha, "hatch": self.hatch, "line": 1.2}
-            canvas.box(x, y + 1.5, 13, 11, fill=self.color, edge=edge, **box)
+            canvas.box(
+                x,
+                y + 1.5,
+                13,
+                11,
+                fill=self.color,
+                edge=self.color if self.kind == "box" else "none",
+                alpha=self.alpha,
+                hatch=self.hatch,
+                linewidth=1.2,
+            )
+
+    def _draw_lines(self, canvas: Canvas, x: float, y: float) -> None:
+        lines, width, dashes = _STROKES[self.kind]
+        for x0, y0, x1, y1 in lines:
+            canvas.line(
+                [x + x0, x + x1],
+                [y + y0, y + y1],
+                color=self.color,
+                linewidth=width,
+                dash=self.dashes or dashes,
+            )
 
 
 def draw_legend(canvas: Canvas, keys: list[Key], notes: list[str], top: float) -> float:
@@ -415,9 +368,9 @@ def draw_legend(canvas: Canvas, keys: list[Key], notes: list[str], top: float) -
         needed = key.width + _BESIDE + text_width(key.text, _LETTERS)
         if x > _LEFT and x + needed > canvas.width - 6:
             x, y = _LEFT, y + _LINE
-        key.draw(canvas, x, y + _LINE / 2 - 7)
-        left, middle = x + key.width + _BESIDE, y + _LINE / 2
-        canvas.text(left, middle, key.text, size=_LETTERS)
+        middle = y + _LINE / 2
+        key.draw(canvas, x, middle - 7)
+        canvas.text(x + key.width + _BESIDE, middle, key.text, size=_LETTERS)
         x += needed + _BETWEEN
     y += _LINE if keys else 0
     return draw_lines(canvas, " ".join(notes), y) + 4
@@ -427,9 +380,8 @@ def draw_lines(canvas: Canvas, text: str, top: float) -> float:
     """Write a text in as many lines as it needs below `top`, and return where they end."""
     room = max(int((canvas.width - 2 * _LEFT) / (0.55 * _LETTERS)), 20)
     # A word that is wider than the figure stays whole.
-    for line in textwrap.wrap(
-        text, room, break_long_words=False, break_on_hyphens=False
-    ):
+    lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+    for line in lines:
         canvas.text(_LEFT, top + _LINE / 2, line, size=_LETTERS, color=MUTED)
         top += _LINE
     return top

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +17,11 @@ from accumviz.views.columns import (
     EventColumns,
     ShareStrip,
     draw_headings,
-    draw_name,
     draw_rule,
-    draw_strips,
     heading_height,
     norm_strip,
     rule_keys,
-    strips_of,
+    saved_strips,
 )
 from accumviz.views.figure import (
     INK,
@@ -37,16 +34,7 @@ from accumviz.views.figure import (
     draw_lines,
     text_width,
 )
-from accumviz.views.heat import (
-    BROKEN,
-    HELD,
-    LABELS,
-    LEVELS,
-    Heat,
-    heat,
-    label_places,
-    opacity,
-)
+from accumviz.views.layout import BROKEN, LABELS, LEVELS, Heat, heat, label_places
 
 # How tall all cells are together at most, what is free at the right, and how wide a column is at most.
 _BODY = 440.0
@@ -59,6 +47,9 @@ _RULE = 2.5
 _MOST_CROSSES = 400
 _MOST_COLORS = 6
 _GREY = "#7f7f7f"
+# How opaque a cell is that only held `.grad`, and one with the weakest contribution: told apart on a dark ground, too.
+_HELD = 0.13
+_FAINTEST = 0.46
 
 
 def draw(
@@ -66,67 +57,55 @@ def draw(
 ) -> PageFigure:
     """Paint the heat map of these parameters and events."""
     groups = words.group_rows([ledger.parameters[p].name for p in rows])
-    left = _left(groups, width)
+    names = max(text_width(group.name, 11.5) for group in groups) + 24
+    left = min(names, max(0.3 * width, 134.0))
     room = width - left - _RIGHT
     each = math.ceil(len(events) / room)
     each_row = math.ceil(len(rows) / _BODY)
-    cells = _cells(ledger, rows, events, (each, each_row))
-    tall, wide = cells.codes.shape
-    column_width = min(room / wide, _WIDEST) / each
+    where = np.ix_(events, rows)
+    state = ledger.state[where]
+    added = np.where(state & CONTRIBUTED, ledger.contribution[where], -1.0).T
+    held = ((state & PRESENT) > 0).T
+    labels = label_places(ledger, [ledger[e] for e in events])
+    across = np.arange(0, len(events), each)
+    down = np.arange(0, len(rows), each_row)
+    cells = heat(added, held, labels, across, down)
+    column_width = min(room / len(across), _WIDEST) / each
     columns = EventColumns(left, column_width, [ledger[e] for e in events])
     canvas = Canvas(max(columns.end + _RIGHT, min(width, 480.0)))
     size = f"{counted(len(rows), 'parameter')} × {counted(len(events), 'event')}"
     above = draw_lines(canvas, f"{size}, {words.window_summary(ledger)}", 2.0) + 3
     is_named = columns.width >= _NAMED
     top = above + (heading_height(columns) if is_named else 3.0)
-    row_height = min(max(_BODY / tall, 1.0), 26.0)
-    bottom = top + row_height * tall
+    bottom = top + min(max(_BODY, len(down)), 26.0 * len(down))
     plot = _Map(canvas, columns, cells, top, bottom)
-    plot.draw_cells(_colors(ledger), each)
+    plot.draw_cells(list(style.label_colors(ledger.labels).values()), each)
     plot.draw_groups(groups, len(rows))
     if is_named:
         draw_headings(canvas, columns, above, top)
-    is_ruled = plot.draw_rules()
-    strips = [norm_strip(ledger, rows, events), *strips_of(columns.events)]
-    below = 4 if is_named else 26
-    y = bottom + below
-    if not is_named:
+    else:
         plot.draw_ticks()
+    is_ruled = plot.draw_rules()
     shares = ShareStrip(ledger, columns)
-    if shares.bars:
-        y = shares.draw(canvas, columns, draw_name(canvas, "shares of the step", "", y))
-    y = draw_strips(canvas, columns, strips, y, each)
-    keys = _keys(ledger, cells)
-    if shares.bars:
-        keys += shares.keys()
+    y = shares.draw(canvas, columns, bottom + (4 if is_named else 26))
+    keys = _keys(ledger, cells, int((~np.isfinite(added)).sum())) + shares.keys()
+    notes = []
     if is_ruled:
         keys += rule_keys(columns.events)
-    for strip in strips:
+    else:
+        notes.append(
+            "Lines of events have no room; events=slice(0, 60) shows a part of them."
+        )
+    for strip in (norm_strip(ledger, rows, events), *saved_strips(columns.events)):
+        y = strip.draw(canvas, columns, y, each)
         keys += strip.keys()
-    notes = _notes(ledger, cells, (len(rows), len(events)), is_ruled=is_ruled)
+    if each > 1 or each_row > 1:
+        notes.append(
+            "Thinned: each cell shows the largest contribution of its neighbourhood."
+        )
+    if not ledger.complete:
+        notes.append("The recording is incomplete.")
     return canvas.finish(draw_legend(canvas, keys, [*notes, shares.note], y))
-
-
-def _left(groups: Iterable[words.Group], width: float) -> float:
-    """Return the room that names have."""
-    wanted = max(text_width(group.name, 11.5) for group in groups) + 24
-    return min(wanted, max(0.3 * width, 134.0))
-
-
-def _cells(
-    ledger: Ledger, rows: list[int], events: list[int], each: tuple[int, int]
-) -> Heat:
-    where = np.ix_(events, rows)
-    state = ledger.state[where]
-    added = np.where(state & CONTRIBUTED, ledger.contribution[where], -1.0)
-    held = (state & PRESENT) > 0
-    labels = label_places(ledger, [ledger[e] for e in events])
-    across = np.arange(0, len(events), each[0])
-    return heat(added.T, held.T, labels, across, np.arange(0, len(rows), each[1]))
-
-
-def _colors(ledger: Ledger) -> list[str]:
-    return list(style.label_colors(ledger.labels).values()) or [style.CYCLE[0]]
 
 
 @dataclass(frozen=True)
@@ -142,24 +121,29 @@ class _Map:
     def draw_cells(self, colors: list[str], each: int) -> None:
         """Draw the cells, of `each` so many events, as an image, with crosses where a number is not finite."""
         left = self.columns.left
-        top = self.top
         codes = self.heat.codes
         rows, across = codes.shape
-        height = self.bottom - top
         cell_width = self.columns.width * each
-        cell_height = height / rows
-        pixels = _palette(colors)[codes]
-        self.canvas.image(left, top, cell_width * across, height, pixels)
+        cell_height = (self.bottom - self.top) / rows
+        self.canvas.axes.imshow(
+            _palette(colors)[codes],
+            extent=(left, left + cell_width * across, self.bottom, self.top),
+            interpolation="none",
+            aspect="auto",
+            clip_on=False,
+            zorder=1,
+        )
+        frame: Any = {"edge": LINE, "linewidth": 0.8, "zorder": 4}
         width = self.columns.end - left
-        self.canvas.box(left, top, width, height, edge=LINE, line=0.8, z=4)
+        self.canvas.box(left, self.top, width, self.bottom - self.top, **frame)
         # A wall of crosses says no more than its outline.
         broken = np.argwhere(codes == BROKEN)
         every = len(broken) // _MOST_CROSSES + 1
         y, x = (broken[::every] + 0.5).T
-        xs = left + cell_width * x
-        ys = top + cell_height * y
         mark: Any = {"marker": "x", "markersize": 6, "markeredgewidth": 1.6}
-        self.canvas.line(xs, ys, width=0, dash="None", z=5, **mark)
+        xs = left + cell_width * x
+        ys = self.top + cell_height * y
+        self.canvas.line(xs, ys, linewidth=0, zorder=5, **mark)
 
     def draw_groups(self, groups: list[words.Group], rows: int) -> None:
         """Name the groups of rows, the largest first; a name with no room is left to its neighbours."""
@@ -172,7 +156,7 @@ class _Map:
             height = (group.stop - group.start) * tall
             if group.start and height >= 4:
                 end = self.columns.end
-                self.canvas.level(left - 7, end, first, color=LINE, width=0.6)
+                self.canvas.level(left - 7, end, first, color=LINE, linewidth=0.6)
             middle = first + height / 2
             if all(abs(middle - other) >= 13 for other in taken):
                 taken.append(middle)
@@ -203,7 +187,7 @@ class _Map:
             if 0 <= tick < count:
                 position = int(tick)
                 x = columns.middle(position)
-                canvas.upright(x, y - 13, y - 9, color=MUTED, width=0.8)
+                canvas.upright(x, y - 13, y - 9, color=MUTED, linewidth=0.8)
                 number = f"{columns.events[position].index:,}"
                 canvas.text(x, y, number, color=MUTED, ha="center")
         canvas.text(columns.left - 9, y, "event", color=MUTED, ha="right")
@@ -211,48 +195,27 @@ class _Map:
 
 def _palette(colors: list[str]) -> np.ndarray:
     """Return the colour of each code, RGBA: hue is the label, opacity the norm, for a light and a dark page."""
-    grey = [0.5, 0.5, 0.5, HELD]
+    grey = [0.5, 0.5, 0.5, _HELD]
     palette = [[0.0] * 4, grey, grey]
     for label in range(LABELS):
-        rgb = to_rgb(colors[label % len(colors)])
-        for level in range(LEVELS):
-            palette.append([*rgb, float(opacity(np.array(level)))])
+        rgb = to_rgb(colors[label % len(colors)]) if colors else to_rgb(_GREY)
+        for alpha in np.linspace(_FAINTEST, 1, LEVELS).tolist():
+            palette.append([*rgb, alpha])
     return np.array(palette)
 
 
-def _keys(ledger: Ledger, cells: Heat) -> list[Key]:
-    low, high = cells.range
-    weakest = style.number(10**low, 2)
-    strongest = style.number(10**high, 2)
-    if cells.is_clipped:
-        weakest += " or less"
-    scale = f"norm added (log), {weakest} to {strongest}"
-    faintest = float(opacity(np.array(0)))
-    keys = [Key(scale, _colors(ledger)[0], faintest, kind="scale")]
+def _keys(ledger: Ledger, cells: Heat, broken: int) -> list[Key]:
+    weakest, strongest = (style.number(10**end, 2) for end in cells.range)
     colors = style.label_colors(ledger.labels)
+    scale = f"norm added (log), {weakest} to {strongest}"
+    first = next(iter(colors.values()), _GREY)
+    keys = [Key(scale, first, _FAINTEST, kind="scale")]
     for label, color in list(colors.items())[:_MOST_COLORS]:
         keys.append(Key(words.shorten(label or "backward", 24), color))
-    keys.append(Key(".grad held, nothing added", _GREY, HELD))
+    keys.append(Key(".grad held, nothing added", _GREY, _HELD))
     if (cells.codes == 0).any():
         keys.append(Key("no .grad (None)", LINE, 0.0))
-    if cells.broken:
-        text = f"not finite ({counted(cells.broken, 'contribution')})"
+    if broken:
+        text = f"not finite ({counted(broken, 'contribution')})"
         keys.append(Key(text, INK, kind="cross"))
     return keys
-
-
-def _notes(
-    ledger: Ledger, cells: Heat, size: tuple[int, int], *, is_ruled: bool
-) -> list[str]:
-    notes = []
-    if not is_ruled:
-        notes.append(
-            "Lines of events have no room; events=slice(0, 60) shows a part of them."
-        )
-    if cells.codes.shape != size:
-        notes.append(
-            "Thinned: each cell shows the largest contribution of its neighbourhood."
-        )
-    if not ledger.complete:
-        notes.append("The recording is incomplete.")
-    return notes

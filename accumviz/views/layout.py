@@ -1,4 +1,4 @@
-"""Split `.grad` into the contributions in it, and lay out its bars, for matplotlib and for the page to paint."""
+"""Lay out what is in each `.grad`, once, for matplotlib and for the page: bars of contributions, or a heat map."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from accumviz.ledger.flow import SAME, SAME_IN_HALF
-from accumviz.ledger.ledger import CHANGED, CONTRIBUTED, PRESENT, Ledger
+from accumviz.ledger.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import encoded
 from accumviz.views import words
 
@@ -22,6 +22,7 @@ LOOKS = ("new", "live", "used", "unseen")
 _MOST_COLORS = 8
 # What a legend says where a gradient scaler is at work.
 SCALED = "Bars are divided by the factor of the gradient scaler, numbers are not."
+Range = tuple[float, float]
 
 
 class Part(NamedTuple):
@@ -37,43 +38,50 @@ class Part(NamedTuple):
 
 
 class Gradient:
-    """One parameter's `.grad` over time, and what of it is from which backward."""
+    """One parameter's `.grad` over time: signed numbers where they were recorded, norms else."""
 
     def __init__(self, ledger: Ledger, parameter: int) -> None:
         self.ledger = ledger
         self.parameter = parameter
         self.signed = words.is_signed(ledger, parameter)
+        self.added = ledger.contribution[:, parameter].astype(float)
+        self.grad = ledger.grad[:, parameter].astype(float)
         if self.signed:
             added, grad = ledger.exact[parameter]
             self.added = added[:, 0]
             self.grad = grad[:, 0]
-        else:
-            self.added = ledger.contribution[:, parameter].astype(float)
-            self.grad = ledger.grad[:, parameter].astype(float)
-        consumed = ledger.outcomes.consumed[:, parameter]
-        self.consumed = np.where(consumed < 0, len(ledger), consumed)
         self.scales = scales(ledger, parameter)
-        half = "16" in ledger.parameters[parameter].dtype
-        self.tolerance = SAME_IN_HALF if half else SAME
 
     def is_present(self, event: int) -> bool:
         """Return whether there is a `.grad` after the event."""
         return bool(self.ledger.state[event, self.parameter] & PRESENT)
 
     def parts(self, event: int) -> list[Part]:
-        """Return what is in `.grad` after an event, first what no recorded contribution is."""
+        """Split `.grad` after an event into what each backward has in it; the first part is what none is known to have.
+
+        Amounts are contributions times their coefficients in the flow.
+
+        >>> from accumviz.ledger.ledger import Parameter
+        >>> ledger = Ledger.build([Parameter("w", (1,))], [
+        ...     dict(kind="backward", contribution={"w": -16}, grad={"w": -16}),
+        ...     dict(kind="clip", grad={"w": -1}),
+        ... ])
+        >>> Gradient(ledger, 0).parts(1)
+        [Part(born=0, amount=-1.0, look='live')]
+        """
         flow = self.ledger.flow
         born = flow.live(event, self.parameter)
         coefficients = flow.coefficients(self.parameter, born, event)
-        lost = np.isnan(coefficients)
-        amounts = (self.added[born] * coefficients)[~lost].tolist()
+        amounts = self.added[born] * coefficients
+        is_lost = np.isnan(coefficients)
         parts = []
-        for backward, amount in zip(born[~lost].tolist(), amounts, strict=True):
-            parts.append(Part(backward, amount, self._look(backward, event)))
+        for backward, amount in zip(born[~is_lost], amounts[~is_lost], strict=True):
+            look = self._look(int(backward), event)
+            parts.append(Part(int(backward), float(amount), look))
         # Norms do not add up: how much of one is there by an unknown factor is a guess, and hatched.
-        rest = float(self.added[born[lost]].sum())
+        rest = float(self.added[born[is_lost]].sum())
         if self.signed:
-            rest = self._rest(event, amounts)
+            rest = self._rest(event, [part.amount for part in parts])
         if rest:
             parts.insert(0, Part(-1, rest, "unseen"))
         return parts
@@ -81,7 +89,8 @@ class Gradient:
     def _look(self, backward: int, event: int) -> str:
         if backward == event:
             return "new"
-        return "used" if self.consumed[backward] <= event else "live"
+        consumed = self.ledger.outcomes.consumed[backward, self.parameter]
+        return "used" if 0 <= consumed <= event else "live"
 
     def _rest(self, event: int, amounts: list[float]) -> float:
         """Return what is in `.grad` besides these amounts, 0 where that is rounding."""
@@ -91,8 +100,10 @@ class Gradient:
         rest = math.nan
         if np.isfinite(amounts).all():
             rest = grad - math.fsum(amounts)
+        is_half = "16" in self.ledger.parameters[self.parameter].dtype
+        tolerance = SAME_IN_HALF if is_half else SAME
         largest = max(map(abs, [grad, *amounts]))
-        return rest if abs(rest) > self.tolerance * largest else 0.0
+        return rest if abs(rest) > tolerance * largest else 0.0
 
 
 def scales(ledger: Ledger, parameter: int) -> list[float]:
@@ -108,75 +119,24 @@ def scales(ledger: Ledger, parameter: int) -> list[float]:
     [8.0, 1.0]
     """
     factors = ledger.columns.detail("amp_scale", 1.0)
-    if not (factors != 1).any():
-        return [1.0] * len(ledger)
-    found = _followed(ledger, parameter, factors)
-    return [scale if 0 < scale < math.inf else 1.0 for scale in found]
-
-
-def _followed(ledger: Ledger, parameter: int, factors: np.ndarray) -> Iterator[float]:
-    """Yield by what `.grad` is multiplied after each event, as the scaler's factors say."""
     state = ledger.state[:, parameter]
     is_empty = ~(ledger.grad[:, parameter] > 0)
     scale = 1.0
     # What is added to a sum that is unscaled already is as large as it looks.
     is_fresh = True
+    followed = []
     for e, event in enumerate(ledger.events):
         if is_empty[e]:
-            scale, is_fresh = 1.0, True
+            scale = 1.0
+            is_fresh = True
         elif event.kind == "backward" and state[e] & CONTRIBUTED:
-            scale = float(factors[e]) if is_fresh else scale
+            if is_fresh and 0 < factors[e] < math.inf:
+                scale = float(factors[e])
             is_fresh = False
         elif event.kind in ("unscale", "step") and state[e] & CHANGED:
             scale = 1.0
-        yield scale
-
-
-def segments(ledger: Ledger, parameter: int, events: Sequence[int]) -> list[list[Part]]:
-    """Split `.grad` after each event into the contributions live in it.
-
-    Amounts are signed for a parameter of one recorded element, 2-norms else, each times its
-    coefficient in the flow. What is there by an unknown coefficient, or was not recorded, is one
-    part, the first.
-
-    >>> from accumviz.ledger.ledger import Parameter
-    >>> ledger = Ledger.build([Parameter("w", (1,))], [
-    ...     dict(kind="backward", contribution={"w": -16}, grad={"w": -16}),
-    ...     dict(kind="clip", grad={"w": -1}),
-    ... ])
-    >>> [[part.amount for part in parts] for parts in segments(ledger, 0, [0, 1])]
-    [[-16.0], [-1.0]]
-    """
-    gradient = Gradient(ledger, parameter)
-    return [gradient.parts(e) for e in events]
-
-
-def count_parts(ledger: Ledger) -> int:
-    """Return how many parts all bars of all parameters have together, at most."""
-    count = 0
-    for history in ledger.flow.histories:
-        lifetimes = int((history.end - history.born).sum())
-        count += len(history.parameters) * lifetimes
-    return count
-
-
-def _together(stacks: Iterable[list[Part]]) -> list[Part]:
-    """Put the parts of several parameters together, backward by backward: norms of what one of them added.
-
-    >>> _together([[Part(0, 3.0, "live")], [Part(0, -4.0, "used")]])
-    [Part(born=0, amount=5.0, look='used')]
-    """
-    squares: dict[int, float] = {}
-    looks: dict[int, str] = {}
-    for parts in stacks:
-        for part in parts:
-            squares[part.born] = squares.get(part.born, 0.0) + part.amount**2
-            if part.look == "used" or part.born not in looks:
-                looks[part.born] = part.look
-    norms = []
-    for born in sorted(squares):
-        norms.append(Part(born, math.sqrt(squares[born]), looks[born]))
-    return norms
+        followed.append(scale)
+    return followed
 
 
 # --- bars -----------------------------------------------------------------------------------------
@@ -203,18 +163,14 @@ class Bar:
 
     def pieces(self) -> Iterator[tuple[Part, float, float]]:
         """Yield each part, where it starts and its length: above zero they stand on each other, below they hang."""
-        above = 0.0
-        below = 0.0
+        ends = {True: 0.0, False: 0.0}
         for part, length in zip(self.parts, self.lengths, strict=True):
-            if length >= 0:
-                yield part, above, length
-                above += length
-            else:
-                yield part, below, length
-                below += length
+            is_above = length >= 0
+            yield part, ends[is_above], length
+            ends[is_above] += length
 
     @property
-    def reach(self) -> tuple[float, float]:
+    def reach(self) -> Range:
         """How far it reaches below and above zero."""
         ends = [0.0]
         if self.state == "whole":
@@ -222,52 +178,6 @@ class Bar:
         for _, start, length in self.pieces():
             ends.append(start + length)
         return min(ends), max(ends)
-
-
-@dataclass(frozen=True)
-class Lane:
-    """One parameter's bars, event by event, and the range of values that they reach."""
-
-    parameter: int
-    name: str
-    signed: bool
-    low: float
-    high: float
-    bars: tuple[Bar, ...]
-
-
-def lay_out(
-    ledger: Ledger, parameters: Sequence[int], events: Sequence[int]
-) -> list[Lane]:
-    """Return the lanes of these parameters; one parameter has one scale on all of its ranks.
-
-    >>> from accumviz.ledger.ledger import Parameter
-    >>> rows = [dict(kind="backward", contribution={"w": -16}, grad={"w": -16})]
-    >>> (lane,) = lay_out(Ledger.build([Parameter("w", (1,))], rows), [0], [0])
-    >>> lane.low, lane.high, lane.bars[0].lengths
-    (-16.0, 0.0, (-16.0,))
-    """
-    lanes = [_lane(ledger, p, events) for p in parameters]
-    scales = one_scale((lane.name, (lane.low, lane.high)) for lane in lanes)
-    scaled = []
-    for lane in lanes:
-        low, high = scales[words.on_any_rank(lane.name)]
-        scaled.append(replace(lane, low=low, high=high))
-    return scaled
-
-
-def _lane(ledger: Ledger, p: int, events: Sequence[int]) -> Lane:
-    gradient = Gradient(ledger, p)
-    bars = []
-    for e in events:
-        grad = float(gradient.grad[e])
-        bar = Bar("none", math.nan)
-        if gradient.is_present(e):
-            bar = _bar(gradient, e, gradient.parts(e), grad, signed=gradient.signed)
-        bars.append(bar)
-    low, high = _reach(bars)
-    name = ledger.parameters[p].name
-    return Lane(p, name, gradient.signed, low, high, tuple(bars))
 
 
 def _bar(
@@ -285,34 +195,82 @@ def _bar(
     return Bar("whole", grad, tuple(parts), scaled, scale)
 
 
-def _reach(bars: Iterable[Bar]) -> tuple[float, float]:
+@dataclass(frozen=True)
+class Lane:
+    """One parameter's bars, event by event, and the range of values that they reach."""
+
+    parameter: int
+    name: str
+    signed: bool
+    bars: tuple[Bar, ...]
+    reach: Range
+
+
+def lay_out(
+    ledger: Ledger, parameters: Sequence[int], events: Sequence[int]
+) -> list[Lane]:
+    """Return the lanes of these parameters; one parameter has one scale on all of its ranks.
+
+    >>> from accumviz.ledger.ledger import Parameter
+    >>> rows = [dict(kind="backward", contribution={"w": -16}, grad={"w": -16})]
+    >>> (lane,) = lay_out(Ledger.build([Parameter("w", (1,))], rows), [0], [0])
+    >>> lane.reach, lane.bars[0].lengths
+    ((-16.0, 0.0), (-16.0,))
+    """
+    lanes = [_lane(ledger, p, events) for p in parameters]
+    scales_by_name = one_scale((lane.name, lane.reach) for lane in lanes)
+    scaled = []
+    for lane in lanes:
+        reach = scales_by_name[words.on_any_rank(lane.name)]
+        scaled.append(replace(lane, reach=reach))
+    return scaled
+
+
+def _lane(ledger: Ledger, p: int, events: Sequence[int]) -> Lane:
+    gradient = Gradient(ledger, p)
+    bars = []
+    for e in events:
+        grad = float(gradient.grad[e])
+        bar = Bar("none", math.nan)
+        if gradient.is_present(e):
+            bar = _bar(gradient, e, gradient.parts(e), grad, signed=gradient.signed)
+        bars.append(bar)
+    name = ledger.parameters[p].name
+    return Lane(p, name, gradient.signed, tuple(bars), _reach(bars))
+
+
+def _reach(bars: Iterable[Bar]) -> Range:
     """Return how far bars reach below and above zero."""
-    low = 0.0
-    high = 0.0
-    for bar in bars:
-        bottom, top = bar.reach
-        low = min(low, bottom)
-        high = max(high, top)
+    reaches = [bar.reach for bar in bars]
+    low = min((bottom for bottom, _ in reaches), default=0.0)
+    high = max((top for _, top in reaches), default=0.0)
     return low, high
 
 
-def one_scale(
-    reaches: Iterable[tuple[str, tuple[float, float]]],
-) -> dict[str, tuple[float, float]]:
+def one_scale(reaches: Iterable[tuple[str, Range]]) -> dict[str, Range]:
     """Return how far each parameter reaches on all of its ranks together, because they are compared.
 
     >>> one_scale([("rank 0 · w", (-1, 0)), ("rank 1 · w", (0, 2))])
     {'w': (-1, 2)}
     """
-    scales: dict[str, tuple[float, float]] = {}
+    widest: dict[str, Range] = {}
     for name_on_rank, (low, high) in reaches:
         name = words.on_any_rank(name_on_rank)
-        least, most = scales.get(name, (low, high))
-        scales[name] = min(low, least), max(high, most)
-    return scales
+        least, most = widest.get(name, (low, high))
+        widest[name] = min(low, least), max(high, most)
+    return widest
 
 
-# --- the page -------------------------------------------------------------------------------------
+# --- bars on a page -------------------------------------------------------------------------------
+
+
+def count_parts(ledger: Ledger) -> int:
+    """Return how many parts all bars of all parameters have together, at most."""
+    count = 0
+    for history in ledger.flow.histories:
+        lifetimes = int((history.end - history.born).sum())
+        count += len(history.parameters) * lifetimes
+    return count
 
 
 class PageBars:
@@ -332,26 +290,23 @@ class PageBars:
             self.stacks.append([gradient.parts(e) for e in range(len(ledger))])
         self.columns: dict[str, list[Any]] = {"n": [], "age": [], "by": [], "look": []}
 
-    def add(
-        self, members: range, norms: np.ndarray, grads: np.ndarray
-    ) -> tuple[float, float]:
+    def add(self, members: range, norms: np.ndarray, grads: np.ndarray) -> Range:
         """Add a row of parameters with what it was added and what it had, and return how far its bars reach."""
         gradient = self.gradients[members.start]
-        signed = gradient.signed and len(members) == 1
+        stacks = self.stacks[members.start]
+        is_alone = len(members) == 1
+        if not is_alone:
+            of_members = self.stacks[members.start : members.stop]
+            of_events = zip(*of_members, strict=True)
+            stacks = [_together(parts) for parts in of_events]
+        signed = gradient.signed and is_alone
         totals = gradient.grad if signed else grads
-        stacks = self._stacks_of(members)
         bars = []
         for e, parts in enumerate(stacks):
             if not grads[e] < 0:
                 bars.append(_bar(gradient, e, parts, float(totals[e]), signed=signed))
         self._add_parts(stacks, norms)
         return _reach(bars)
-
-    def _stacks_of(self, members: range) -> list[list[Part]]:
-        if len(members) == 1:
-            return self.stacks[members.start]
-        of_members = self.stacks[members.start : members.stop]
-        return [_together(of_event) for of_event in zip(*of_members, strict=True)]
 
     def _add_parts(self, stacks: list[list[Part]], norms: np.ndarray) -> None:
         ages = []
@@ -361,8 +316,9 @@ class PageBars:
             for part in parts:
                 is_unseen = part.born < 0
                 norm = 1.0 if is_unseen else float(norms[part.born])
+                factor = part.amount / norm if norm else 1.0
                 ages.append(-1 if is_unseen else e - part.born)
-                factors.append(_factor(part.amount, norm))
+                factors.append(encoded(float(f"{factor:.6g}")))
                 looks += str(LOOKS.index(part.look))
         self.columns["n"].append([len(parts) for parts in stacks])
         self.columns["age"].append(ages)
@@ -370,13 +326,23 @@ class PageBars:
         self.columns["look"].append(looks)
 
 
-def _factor(amount: float, norm: float) -> float | str:
-    """Return what an amount is by a norm, to six digits."""
-    factor = amount / norm if norm else 1.0
-    return encoded(float(f"{factor:.6g}"))
+def _together(stacks: Iterable[list[Part]]) -> list[Part]:
+    """Put the parts of several parameters together, backward by backward: norms of what one of them added.
+
+    >>> _together([[Part(0, 3.0, "live")], [Part(0, -4.0, "used")]])
+    [Part(born=0, amount=5.0, look='used')]
+    """
+    merged: dict[int, Part] = {}
+    for parts in stacks:
+        for part in parts:
+            before = merged.get(part.born, Part(part.born, 0.0, part.look))
+            look = part.look if part.look == "used" else before.look
+            amount = math.hypot(before.amount, part.amount)
+            merged[part.born] = Part(part.born, amount, look)
+    return [merged[born] for born in sorted(merged)]
 
 
-def lane_height(reaches: Sequence[tuple[float, float]], events: int) -> int:
+def lane_height(reaches: Sequence[Range], events: int) -> int:
     """Return how tall a page's lanes are, in pixels; 0 where it draws a heat map instead.
 
     >>> lane_height([(0, 1)], 3), lane_height([(-1, 1)], 3), lane_height([(0, 1)], 200)
@@ -390,6 +356,87 @@ def lane_height(reaches: Sequence[tuple[float, float]], events: int) -> int:
         if shorter > 0.1 * longer:
             return max(min(240 // count, 160), 60)
     return 84 if count == 1 else 60
+
+
+# --- heat maps ------------------------------------------------------------------------------------
+
+# Codes of a byte: nothing, `.grad` is there, a number that is not finite; then levels, label after label.
+PRESENT_ONLY = 1
+BROKEN = 2
+LEVELS = 30
+LABELS = 8
+# Levels span so many decades; of norms that are closer than this, all have the highest.
+_DECADES = 6.0
+_NARROW = 0.01
+
+
+class Heat(NamedTuple):
+    """Rows × columns of codes, and the logarithms (base 10) between which their levels lie."""
+
+    codes: np.ndarray
+    range: Range
+
+
+def heat(
+    added: np.ndarray,
+    held: np.ndarray,
+    labels: np.ndarray,
+    across: np.ndarray,
+    down: np.ndarray | None = None,
+    levels: Range | None = None,
+) -> Heat:
+    """Code norms (-1: none), parameters × events: of each cell's the largest, so that a single spike survives.
+
+    `held` says where there is a `.grad`, `labels` numbers each event's loss. A cell begins at each event of `across`
+    and each parameter of `down` (at every one). `levels` are the logarithms between which levels lie (`decades`).
+
+    >>> held = np.array([[False, True, True, True]])
+    >>> heat(np.array([[-1, 1.0, 10.0, np.inf]]), held, np.zeros(4, int), np.arange(4)).codes.tolist()
+    [[0, 3, 32, 2]]
+    """
+    starts = np.arange(len(added)) if down is None else down
+
+    def most_of(cells: np.ndarray) -> np.ndarray:
+        rows = np.maximum.reduceat(cells, across, axis=1)
+        return np.maximum.reduceat(rows, starts, axis=0)
+
+    low, high = levels or decades(added)
+    is_broken = ~np.isfinite(added)
+    is_positive = ~is_broken & (added > 0)
+    logs = np.log10(added, where=is_positive, out=np.full(added.shape, low))
+    share = np.clip((logs - low) / (high - low), 0, 1)
+    level = np.rint(share * (LEVELS - 1)).astype(int)
+    # The level decides between a cell's events, the label only colours it.
+    ranked = level * LABELS + labels % LABELS
+    ranked[is_broken | (added < 0)] = -1
+    ranked = most_of(ranked)
+    level, label = np.divmod(ranked, LABELS)
+    colored = BROKEN + 1 + label * LEVELS + level
+    codes = np.where(ranked >= 0, colored, most_of(held) * PRESENT_ONLY)
+    codes[most_of(is_broken)] = BROKEN
+    return Heat(codes.astype(np.uint8), (low, high))
+
+
+def label_places(ledger: Ledger, events: Sequence[Event]) -> np.ndarray:
+    """Return the place of each event's loss among the labels of a ledger, 0 where it has none."""
+    places = {label: place for place, label in enumerate(ledger.labels)}
+    return np.array([places.get(event.label, 0) for event in events], int)
+
+
+def decades(added: np.ndarray) -> Range:
+    """Return the logarithms of the smallest and the largest norm that a heat map tells apart.
+
+    >>> decades(np.array([-1.0, 0.01, 100.0])), decades(np.array([1.0]))
+    ((-2.0, 2.0), (-1.0, 0.0))
+    """
+    logs = np.log10(added[np.isfinite(added) & (added > 0)])
+    if not logs.size:
+        return -1.0, 0.0
+    low = float(logs.min())
+    high = float(logs.max())
+    if high - low <= _NARROW:
+        return high - 1, high
+    return max(low, high - _DECADES), high
 
 
 # --- the legend -----------------------------------------------------------------------------------
@@ -420,21 +467,14 @@ def part_keys(
     >>> part_keys({"loss": "blue"}, {"new"}, {"new": "added", "used": "used"}, "grey")
     [('added', 'new', 'blue')]
     """
-    keys = _label_keys(colors) if "new" in looks else []
+    keys = []
+    is_named = "new" in looks and len(set(colors.values())) > 1
+    if is_named:
+        for label, color in list(colors.items())[:_MOST_COLORS]:
+            keys.append((words.shorten(label or "backward", 28), "new", color))
     first = next(iter(colors.values()), muted)
     for look, text in texts.items():
-        if look not in looks or (look == "new" and keys):
-            continue
-        color = muted if look == "unseen" else first
-        keys.append((text, look, color))
-    return keys
-
-
-def _label_keys(colors: dict[str, str]) -> list[tuple[str, str, str]]:
-    """Return an entry for each loss, where they have several colours."""
-    if len(set(colors.values())) < 2:
-        return []
-    keys = []
-    for label, color in list(colors.items())[:_MOST_COLORS]:
-        keys.append((words.shorten(label or "backward", 28), "new", color))
+        if look in looks and not (look == "new" and is_named):
+            color = muted if look == "unseen" else first
+            keys.append((text, look, color))
     return keys

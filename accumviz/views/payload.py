@@ -1,10 +1,11 @@
-"""Encode a ledger and its graphs as the data that a page carries."""
+"""Encode a ledger as the data that a page carries, and list the code around its events."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
+import keyword
 import math
 import re
 import struct
@@ -14,11 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
+from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import encoded, literal
 from accumviz.views import layout, shares, style, words
-from accumviz.views.heat import heat, label_places
-from accumviz.views.listing import listing
 
 # What is shown at once; beyond, events are thinned, and a note says so.
 MOST_EVENTS = 10_000
@@ -36,13 +35,6 @@ _PLAIN_TEXT = 7000
 _UNGROUPED = 12
 # So many letters stand on end above a column.
 _UPRIGHT = 12
-# Three digits are shown of a packed number; finer steps would only weigh.
-_FINEST = 8e-4
-# Codes of a packed number (what lies between is a logarithm).
-_NONE = 0
-_ZERO = 1
-_NAN = 65534
-_INFINITE = 65535
 # More pixels than a page is wide tell nobody anything.
 _WIDEST = 640
 _MUTED = "var(--av-muted)"
@@ -52,9 +44,21 @@ _SHARES = {
     "used": "used by an earlier step, too",
     "unseen": "unknown",
 }
+# Lines: of a file that is shown whole, around one with an event, of all that is shown; letters of one line.
+_WHOLE = 48
+_AROUND = 4
+_MOST_LINES = 400
+_LONGEST = 400
+# So many empty lines may stand between two definitions.
+_MOST_EMPTY = 2
+_TOKENS = re.compile(
+    r"(?P<comment>#.*)|(?P<string>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')|(?P<keyword>\b(?:%s)\b)"
+    % "|".join(keyword.kwlist)
+)
 
-Columns = dict[str, np.ndarray]
 Row = dict[str, Any]
+# What is shown of a file: its `name` and `lines`.
+Shown = dict[str, Any]
 
 
 class Ground(Protocol):
@@ -66,7 +70,7 @@ class Ground(Protocol):
 def ledger_data(
     ledger: Ledger,
     ground: Ground | None = None,
-    levels: tuple[float, float] | None = None,
+    levels: layout.Range | None = None,
 ) -> tuple[dict[str, Any], bytes]:
     """Return everything the player shows of a ledger: data for JSON, and the bytes of its packed columns.
 
@@ -74,30 +78,35 @@ def ledger_data(
     """
     chosen, note = thin(ledger)
     events = [ledger.events[e] for e in chosen]
+    state = ledger.state[chosen]
+    # Row after row, event by event; -1 is None.
+    added = np.where(state & CONTRIBUTED, ledger.contribution[chosen], -1.0).T
+    grads = np.where(state & PRESENT, ledger.grad[chosen], -1.0).T
+    pixels = _pixels(ledger, events, added, grads, levels)
+    rows, added, grads = _rows(ledger, added, grads)
+    lanes = {}
+    if 0 < added.size <= _MOST_BARS and len(events) == len(ledger):
+        lanes = _add_bars(ledger, rows, added, grads)
+    _use_one_scale(rows)
+    reaches = [row["r"] for row in rows[: len(ledger.parameters)]]
+    height = layout.lane_height(reaches, len(events)) if lanes else 0
     colors = style.label_colors([literal(label) for label in ledger.labels])
-    subjects = [words.subject(event) for event in events]
-    strings, places = _numbered([*colors, *subjects])
+    files, lines = listing(ledger, events)
     kinds, kind_places = _numbered(str(event.kind) for event in events)
     heads, head_places = _numbered(_heading(event) for event in events)
-    files, lines = listing(ledger, events)
-    happened = {
-        "k": kind_places,
-        "u": head_places,
-        "c": lines,
-        "l": places[len(colors) :],
-        **_events(ledger, events),
-    }
-    if len(chosen) < len(ledger):
+    happened = {"k": kind_places, "u": head_places, "c": lines}
+    happened |= _events(ledger, events, list(colors))
+    if len(events) < len(ledger):
         happened["i"] = chosen.tolist()
-    columns, rows = _rows(ledger, chosen)
-    lanes = _add_bars(ledger, rows, columns)
-    height = _lane_height(rows[: len(ledger.parameters)], len(chosen)) if lanes else 0
-    _use_one_scale(rows)
+    exact = _exact(ledger, chosen)
+    norms: dict[str, Any] = {}
+    packed = b""
+    if len(exact) < len(rows):
+        norms, packed = _columns(added, grads)
     has_none = not (ledger.state & PRESENT).all()
     data: dict[str, Any] = {
         "note": note,
         "before": words.before(),
-        "strings": strings,
         "kinds": [[kind, *style.kind(kind)] for kind in kinds],
         "colors": _inks(colors),
         "keys": _keys(ledger, events, lanes.get("look", [])),
@@ -107,24 +116,27 @@ def ledger_data(
         "count": len(ledger.parameters),
         "p": rows,
         "code": files,
-        "x": _exact(ledger, chosen),
-        "digits": 4 if columns["c"].size <= _PLAIN_CELLS else 3,
+        "x": exact,
+        "digits": 4 if added.size <= _PLAIN_CELLS else 3,
         "lane": height,
         "lanes": lanes,
         "unseen": layout.unseen(ledger),
+        **norms,
     }
-    data |= _further_panes(ledger, chosen.tolist(), colors, ground)
-    return data, _add_numbers(data, ledger, events, columns, levels)
-
-
-def _further_panes(
-    ledger: Ledger, chosen: list[int], colors: dict[str, str], ground: Ground | None
-) -> dict[str, Any]:
-    """Return shares and weights, where there are some to show."""
-    panes = {"shares": _shares(ledger, chosen, colors)}
-    if ground is not None:
-        panes["weights"] = ground.picture(ledger, chosen)
-    return {name: pane for name, pane in panes.items() if pane}
+    if pixels.size:
+        width = pixels.shape[1]
+        data["heat"] = {
+            "w": width,
+            "told": _marks(len(events), width),
+            "px": pixels.ravel().tolist(),
+        }
+    bars = _shares(ledger, chosen.tolist(), colors)
+    if bars:
+        data["shares"] = bars
+    path = ground.picture(ledger, chosen.tolist()) if ground is not None else {}
+    if path:
+        data["weights"] = path
+    return data, packed
 
 
 def _inks(colors: dict[str, str]) -> list[list[Any]]:
@@ -133,11 +145,6 @@ def _inks(colors: dict[str, str]) -> list[list[Any]]:
     for place, color in enumerate(colors.values()):
         inks.append([place, color, style.ink_on(color)])
     return inks
-
-
-def _lane_height(rows: Sequence[Row], events: int) -> int:
-    reaches = [row["r"] for row in rows]
-    return layout.lane_height(reaches, events)
 
 
 def _numbered(values: Iterable[Hashable]) -> tuple[list[Any], list[int]]:
@@ -170,29 +177,6 @@ def identity(data: dict[str, Any], blob: bytes = b"") -> str:
     return "av" + hashlib.sha256(raw + blob).hexdigest()[:6]
 
 
-def pack(column: np.ndarray) -> tuple[bytes, float, float]:
-    """Encode norms (-1: None) as 16-bit logarithms, parameter by parameter, high bytes before low ones.
-
-    Neighbours in time are alike, and equal bytes side by side are what compression lives on.
-    """
-    positive = np.isfinite(column) & (column > 0)
-    logs = np.log(column, where=positive, out=np.zeros(column.shape))
-    low = 0.0
-    high = 0.0
-    if positive.any():
-        low = float(logs[positive].min())
-        high = float(logs[positive].max())
-    step = max((high - low) / (_NAN - 3), _FINEST)
-    levels = np.rint((logs - low) / step) + 2
-    codes = np.where(positive, levels, _ZERO).astype(np.uint16)
-    codes[column < 0] = _NONE
-    codes[np.isnan(column)] = _NAN
-    codes[np.isposinf(column)] = _INFINITE
-    high_bytes = (codes >> 8).astype(np.uint8)
-    low_bytes = codes.astype(np.uint8)
-    return high_bytes.tobytes() + low_bytes.tobytes(), low, step
-
-
 def plain(
     numbers: Sequence[float] | np.ndarray, digits: int = 6
 ) -> list[float | str | None]:
@@ -211,6 +195,29 @@ def _plain(value: float, digits: int) -> float | str | None:
     short = float(f"{value:.{digits}g}")
     is_whole = short == int(short) and abs(short) < 1e15
     return int(short) if is_whole else short
+
+
+def _columns(added: np.ndarray, grads: np.ndarray) -> tuple[dict[str, Any], bytes]:
+    """Return the norms `c` of contributions and `g` of `.grad`: numbers, or places in the bytes beside them."""
+    columns: dict[str, Any] = {}
+    blob = b""
+    for name, cells in (("c", added), ("g", grads)):
+        if cells.size <= _PLAIN_CELLS:
+            columns[name] = plain(cells)
+        else:
+            columns[name] = {"at": len(blob), "size": cells.size}
+            blob += pack(cells)
+    return columns, blob
+
+
+def pack(cells: np.ndarray) -> bytes:
+    """Encode numbers as floats of three bytes, rounded to three digits: all first bytes, then all second ones.
+
+    Neighbours are alike, and equal bytes side by side are what compression lives on: a third of the weight.
+    """
+    bits = cells.ravel().astype("<f4").view("<u4")
+    rounded = bits + np.uint32(1 << 12) & np.uint32(0xFFFF_E000)
+    return rounded.view(np.uint8).reshape(-1, 4)[:, :0:-1].T.tobytes()
 
 
 # --- which events ---------------------------------------------------------------------------------
@@ -247,17 +254,20 @@ def _heading(event: Event) -> tuple[str, str, str]:
     return words.shorten(upright, _UPRIGHT), action, rank + subject
 
 
-def _events(ledger: Ledger, events: Sequence[Event]) -> dict[str, Any]:
+def _events(
+    ledger: Ledger, events: Sequence[Event], labels: list[str]
+) -> dict[str, Any]:
     """Return the events as columns; what most of them lack is a list of positions."""
+    places = {label: place for place, label in enumerate(labels)}
     columns: dict[str, Any] = {
         "h": [words.head(event) for event in events],
+        "l": [places.get(literal(event.label), -1) for event in events],
         "retained": [i for i, event in enumerate(events) if _is_retained(event)],
     }
-    before = [event.saved_before for event in events]
-    after = [event.saved_after for event in events]
-    if np.isfinite([before, after]).any():
-        columns["b"] = _or_none(before)
-        columns["a"] = _or_none(after)
+    for name, side in (("b", "saved_before"), ("a", "saved_after")):
+        sizes = [getattr(event, side) for event in events]
+        if np.isfinite(sizes).any():
+            columns[name] = [None if math.isnan(x) else _plain(x, 6) for x in sizes]
     texts = [words.about(ledger, event) for event in events]
     if any(texts):
         columns["t"] = texts
@@ -267,10 +277,6 @@ def _events(ledger: Ledger, events: Sequence[Event]) -> dict[str, Any]:
 def _is_retained(event: Event) -> bool:
     details = event.details
     return bool(details.get("retain_graph") or details.get("create_graph"))
-
-
-def _or_none(numbers: Sequence[float]) -> list[float | str | None]:
-    return [None if math.isnan(x) else _plain(x, 6) for x in numbers]
 
 
 # --- legends --------------------------------------------------------------------------------------
@@ -285,9 +291,7 @@ def _keys(
         looks.add("new")
     colors = style.label_colors(ledger.labels)
     texts = layout.part_texts(ledger)
-    keys = []
-    for text, look, color in layout.part_keys(colors, looks, texts, _MUTED):
-        keys.append([text, look, color])
+    keys = [list(key) for key in layout.part_keys(colors, looks, texts, _MUTED)]
     for kind in dict.fromkeys(str(event.kind) for event in events):
         if kind != "backward":
             color, dashes = style.kind(kind)
@@ -298,7 +302,7 @@ def _keys(
 
 def _byte_keys(events: Sequence[Event]) -> list[list[str]]:
     """Return the entries of the legend for the bytes of saved tensors, where they were measured."""
-    before = [event.saved_before for event in events]
+    before = [event.saved_before for event in events if event.kind == "backward"]
     measured = [size for size in before if not math.isnan(size)]
     if not measured:
         return []
@@ -307,8 +311,7 @@ def _byte_keys(events: Sequence[Event]) -> list[list[str]]:
     keys = [[text, "bytes", pale]]
     if any(event.saved_after > 0 for event in events):
         keys.append(["after", "bytes", _MUTED])
-    backwards = sum(event.kind == "backward" for event in events)
-    if len(measured) < backwards:
+    if len(measured) < len(before):
         keys.append(["not measured", "unseen", _MUTED])
     return keys
 
@@ -341,7 +344,7 @@ def _shares(
         return {}
     places = {event: place for place, event in enumerate(chosen)}
     labels = list(colors)
-    objectives = {bar.objective for bar in bars}
+    several = len({bar.objective for bar in bars}) > 1
     inks = {}
     looks: set[str] = set()
     rows = []
@@ -350,9 +353,12 @@ def _shares(
         inks[label] = colors[label]
         looks.update(part.look for part in bar.segments)
         rank = ledger[bar.step].rank
+        whose = [] if rank is None else [f"rank {rank}"]
+        if several:
+            whose.append(_operation(bar.objective))
         row = {
             "e": places[bar.step],
-            "o": _whose(bar, rank, several=len(objectives) > 1),
+            "o": " · ".join(whose),
             "l": labels.index(label),
             "t": bar.total,
             "w": bar.words,
@@ -369,16 +375,6 @@ def _shares(
         "keys": layout.part_keys(inks, looks, _SHARES, _MUTED),
         "note": f"{dashed}. {note}".strip(),
     }
-
-
-def _whose(bar: shares.ShareBar, rank: int | None, *, several: bool) -> str:
-    """Return the rank of a bar, and its objective where there are several."""
-    whose = []
-    if rank is not None:
-        whose.append(f"rank {rank}")
-    if several:
-        whose.append(_operation(bar.objective))
-    return " · ".join(whose)
 
 
 def _segment(part: shares.Segment, places: dict[int, int]) -> list[Any]:
@@ -401,44 +397,41 @@ def _operation(objective: str) -> str:
 # --- parameters -----------------------------------------------------------------------------------
 
 
-def _rows(ledger: Ledger, chosen: np.ndarray) -> tuple[Columns, list[Row]]:
-    """Return the columns of the page, row after row: each parameter's and, of many, each group's norms; -1 for None.
+def _rows(
+    ledger: Ledger, added: np.ndarray, grads: np.ndarray
+) -> tuple[list[Row], np.ndarray, np.ndarray]:
+    """Return each parameter and, of many, each group of them, with their norms, row after row.
 
     A row is described by its name `n`, short name `s`, shape `d`, reach `r` of its bars and, if it is a group,
     the range of parameters `in` it; `k` is the gradient scaler's factor event by event; `u` says that what its
     `.grad` was before the first event is unknown.
     """
-    state = ledger.state[chosen]
-    added = np.where(state & CONTRIBUTED, ledger.contribution[chosen], -1.0).T
-    grads = np.where(state & PRESENT, ledger.grad[chosen], -1.0).T
-    rows = [_parameter(parameter) for parameter in ledger.parameters]
+    rows: list[Row] = []
+    for parameter in ledger.parameters:
+        name = literal(parameter.name)
+        short = words.shorten(name, 40)
+        rows.append({"n": name, "s": short, "d": list(parameter.shape)})
     if len(rows) > _UNGROUPED:
         groups = words.group_rows([row["n"] for row in rows])
         added = np.concatenate([added, _group_norms(added, groups)])
         grads = np.concatenate([grads, _group_norms(grads, groups)])
         for name, start, stop in groups:
             rows.append({"n": name, "s": name, "d": [], "in": [start, stop]})
-    for row, first, grad in zip(rows, added, grads, strict=True):
-        highest = grad[np.isfinite(grad)].max(initial=0.0)
+    for row, norms, sums in zip(rows, added, grads, strict=True):
+        highest = sums[np.isfinite(sums)].max(initial=0.0)
         row["r"] = 0.0, float(highest)
-        if len(chosen) and not _begins(ledger.events[0], first[0], grad[0]):
+        if len(ledger) and not _begins(ledger.events[0], norms[0], sums[0]):
             row["u"] = 1
-    return {"c": added.ravel(), "g": grads.ravel()}, rows
+    return rows, added, grads
 
 
-def _parameter(parameter: Parameter) -> Row:
-    name = literal(parameter.name)
-    return {"n": name, "s": words.shorten(name, 40), "d": list(parameter.shape)}
-
-
-def _group_norms(column: np.ndarray, groups: Sequence[words.Group]) -> list[np.ndarray]:
+def _group_norms(cells: np.ndarray, groups: Sequence[words.Group]) -> list[np.ndarray]:
     """Return the norms of tensors put together, of those that there are."""
     norms = []
     for group in groups:
-        rows = column[group.start : group.stop]
+        rows = cells[group.start : group.stop]
         is_none = rows < 0
-        squares = np.where(is_none, 0.0, rows) ** 2
-        whole = np.sqrt(squares.sum(axis=0))
+        whole = np.linalg.norm(np.where(is_none, 0.0, rows), axis=0)
         norms.append(np.where(is_none.all(axis=0), -1.0, whole))
     return norms
 
@@ -456,36 +449,24 @@ def _begins(first: Event, added: float, grad: float) -> bool:
 
 
 def _add_bars(
-    ledger: Ledger, rows: list[Row], columns: Columns
+    ledger: Ledger, rows: list[Row], added: np.ndarray, grads: np.ndarray
 ) -> dict[str, list[Any]]:
     """Return the bars of small ledgers, and add how far they reach, and what events erased unused, to the rows."""
-    cells = columns["c"].size
-    is_thinned = cells != len(rows) * len(ledger)
-    if is_thinned or not 0 < cells <= _MOST_BARS:
-        return {}
     # What is never zeroed stays in every later bar.
     if layout.count_parts(ledger) > _MOST_PARTS:
         return {}
     bars = layout.PageBars(ledger)
-    norms = columns["c"].reshape(len(rows), -1)
-    grads = columns["g"].reshape(len(rows), -1)
     for p, row in enumerate(rows):
         members = range(*row.get("in", (p, p + 1)))
-        row["r"] = bars.add(members, norms[p], grads[p])
+        row["r"] = bars.add(members, added[p], grads[p])
         scales = bars.gradients[members.start].scales
         if any(scale != 1 for scale in scales):
             row["k"] = plain(scales)
-    _add_erased(ledger, rows)
-    return bars.columns
-
-
-def _add_erased(ledger: Ledger, rows: list[Row]) -> None:
-    rows_by_name = {}
-    for parameter, row in zip(ledger.parameters, rows, strict=False):
-        rows_by_name[parameter.name] = row
+    places = {parameter.name: p for p, parameter in enumerate(ledger.parameters)}
     for e in range(len(ledger)):
         for name, births in ledger.unconsumed(e).items():
-            rows_by_name[name].setdefault("lost", {})[e] = births
+            rows[places[name]].setdefault("lost", {})[e] = births
+    return bars.columns
 
 
 def _use_one_scale(rows: list[Row]) -> None:
@@ -496,59 +477,20 @@ def _use_one_scale(rows: list[Row]) -> None:
         row["r"] = plain(scales[name])
 
 
-# --- numbers --------------------------------------------------------------------------------------
-
-
-def _add_numbers(
-    data: dict[str, Any],
-    ledger: Ledger,
-    events: Sequence[Event],
-    columns: Columns,
-    levels: tuple[float, float] | None,
-) -> bytes:
-    """Add norms and heat map to the data, as numbers or as places in the bytes that are returned."""
-    blob = b""
-    for name, column in columns.items():
-        if len(data["x"]) == len(data["p"]):
-            continue  # all elements are in the page, and so their norms
-        if column.size <= _PLAIN_CELLS:
-            data[name] = plain(column)
-        else:
-            packed, low, step = pack(column)
-            data[name] = {
-                "at": len(blob),
-                "size": column.size,
-                "low": low,
-                "step": step,
-            }
-            blob += packed
-    if not events or not ledger.parameters:
-        return blob
-    pixels = _pixels(ledger, events, columns, levels)
-    width = pixels.shape[1]
-    data["heat"] = {"w": width, "told": _marks(len(events), width)}
-    if blob:
-        data["heat"]["at"] = len(blob)
-        blob += pixels.tobytes()
-    else:
-        data["heat"]["px"] = pixels.ravel().tolist()
-    return blob
-
-
 def _pixels(
     ledger: Ledger,
     events: Sequence[Event],
-    columns: Columns,
-    levels: tuple[float, float] | None,
+    added: np.ndarray,
+    grads: np.ndarray,
+    levels: layout.Range | None,
 ) -> np.ndarray:
     """Return the codes of the heat map of all parameters."""
-    count = len(ledger.parameters)
-    added = columns["c"].reshape(-1, len(events))[:count]
-    grad = columns["g"].reshape(-1, len(events))[:count]
+    if not added.size:
+        return added
     width = min(len(events), _WIDEST)
     starts = np.unique(np.arange(width) * len(events) // width)
-    labels = label_places(ledger, events)
-    return heat(added, ~(grad < 0), labels, starts, levels=levels).codes
+    labels = layout.label_places(ledger, events)
+    return layout.heat(added, ~(grads < 0), labels, starts, levels=levels).codes
 
 
 def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:
@@ -574,3 +516,89 @@ def _elements(values: np.ndarray, present: np.ndarray) -> list[Any]:
     for row, is_present in zip(values, present, strict=True):
         rows.append(plain(row) if is_present else None)
     return rows
+
+
+# --- code -----------------------------------------------------------------------------------------
+
+
+def listing(ledger: Ledger, events: Sequence[Event]) -> tuple[list[Shown], list[int]]:
+    """Return per file with events its name and lines, and each event's line: its place in all of them (-1: none).
+
+    A line is its number and its parts, plain text and [kind, text] by turns; number 0 stands for
+    lines left out. Without the file's text, the events' own lines are all there is.
+
+    >>> rows = [dict(kind="step", file="a.py", line=2, source="opt.step()")]
+    >>> listing(one := Ledger.build([], rows), one.events)
+    ([{'name': 'a.py', 'lines': [[2, 'opt.step()']]}], [0])
+    """
+    sources: dict[str, dict[int, str]] = {}
+    for event in events:
+        if isinstance(event.line, int) and event.line > 0:
+            lines = sources.setdefault(str(event.file), {})
+            lines.setdefault(event.line, str(event.source))
+    files: list[Shown] = []
+    at: dict[tuple[str, int | None], int] = {}
+    count = 0
+    for file, lines in sources.items():
+        shown = sorted(lines.items())
+        text = str(ledger.sources.get(file, ""))
+        if text:
+            shown = _stretches(text.expandtabs(4).splitlines(), sorted(lines))
+        written = []
+        for n, line in shown[:_MOST_LINES]:
+            at[file, n] = count
+            count += 1
+            written.append([n, *_colored(line[:_LONGEST])])
+        files.append({"name": file, "lines": written})
+    return files, [at.get((str(event.file), event.line), -1) for event in events]
+
+
+def _colored(line: str) -> list[Any]:
+    """Split a line of Python where its look changes.
+
+    >>> _colored("if x:  # why")
+    [['keyword', 'if'], ' x:  ', ['comment', '# why']]
+    """
+    pieces: list[Any] = []
+    end = 0
+    for token in _TOKENS.finditer(line):
+        pieces.append(line[end : token.start()])
+        pieces.append([token.lastgroup, token[0]])
+        end = token.end()
+    pieces.append(line[end:])
+    return [piece for piece in pieces if piece]
+
+
+def _stretches(text: list[str], lines: list[int]) -> list[tuple[int, str]]:
+    """Return the lines around these, all of a short file or stretch; between stretches a line with the number 0."""
+    near: set[int] = set()
+    for line in lines:
+        near.update(range(line - _AROUND, line + _AROUND + 1))
+    if len(text) <= _WHOLE:
+        near.update(range(len(text) + 1))
+    elif lines[-1] - lines[0] <= _WHOLE:
+        near.update(range(lines[0], lines[-1]))
+    shown: list[tuple[int, str]] = []
+    last = 0
+    for n in sorted(near - _left_out(text)):
+        if not 0 < n <= len(text):
+            continue
+        if last and n > last + 1:
+            shown.append((0, ""))
+        shown.append((n, text[n - 1]))
+        last = n
+    return shown
+
+
+def _left_out(text: list[str]) -> set[int]:
+    """Return the lines of code that was left out of a file: no style has so many empty lines in a row."""
+    gaps: set[int] = set()
+    empty: list[int] = []
+    for n, line in enumerate([*text, "end"], 1):
+        if not line.strip():
+            empty.append(n)
+            continue
+        if len(empty) > _MOST_EMPTY:
+            gaps.update(empty)
+        empty = []
+    return gaps

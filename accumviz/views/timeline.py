@@ -16,10 +16,9 @@ from accumviz.views.columns import (
     draw_headings,
     draw_name,
     draw_rule,
-    draw_strips,
     heading_height,
     rule_keys,
-    strips_of,
+    saved_strips,
 )
 from accumviz.views.figure import (
     INK,
@@ -32,6 +31,7 @@ from accumviz.views.figure import (
     PageFigure,
     clear_of,
     draw_legend,
+    drawing,
     text_width,
 )
 from accumviz.views.layout import (
@@ -93,15 +93,14 @@ def timeline(
     ledger = recorded(ledger, "timeline")
     rows = _parameters(ledger, parameters)
     chosen = _events(ledger, events)
-    if not chosen:
-        figure = _nothing("event")
-    elif not rows:
-        figure = _nothing("parameter")
-    else:
-        figure = _draw(ledger, rows, chosen, WIDE)
-        width = 72 * figure.get_size_inches()[0]
-        if width > PHONE:
-            figure.narrow = _draw(ledger, rows, chosen, PHONE)
+    with drawing():
+        if not chosen or not rows:
+            figure = _nothing("parameter" if chosen else "event")
+        else:
+            figure = _draw(ledger, rows, chosen, WIDE)
+            width = 72 * figure.get_size_inches()[0]
+            if width > PHONE:
+                figure.narrow = _draw(ledger, rows, chosen, PHONE)
     figure.words = words.story(ledger, chosen, rows)
     if figure.narrow is not None:
         figure.narrow.words = figure.words
@@ -180,9 +179,10 @@ class _Place:
     @classmethod
     def of(cls, lane: Lane, top: float, tall: float) -> _Place:
         """Return the place of a lane, with room for totals beyond the ends of its bars."""
-        units = (lane.high - lane.low) or 1.0
+        low, high = lane.reach
+        units = (high - low) or 1.0
         scale = (tall - 2 * _TOTAL) / units
-        zero = top + _TOTAL + lane.high * scale
+        zero = top + _TOTAL + high * scale
         return cls(top, top + tall, zero, scale)
 
     def y(self, value: float) -> float:
@@ -219,16 +219,12 @@ class _Painter:
             top = draw_name(canvas, lane.name, what, y, mono=True)
             self._lane(lane, _Place.of(lane, top, tall))
             y = top + tall
-        keys = self._keys()
         shares = ShareStrip(self.ledger, columns)
-        if shares.bars:
-            top = draw_name(canvas, "shares of the step", "", y)
-            y = shares.draw(canvas, columns, top)
-            keys += shares.keys()
-            self.left_out |= shares.left_out
-        strips = strips_of(columns.events)
-        y = draw_strips(canvas, columns, strips, y)
-        for strip in strips:
+        y = shares.draw(canvas, columns, y)
+        self.left_out |= shares.left_out
+        keys = self._keys() + shares.keys()
+        for strip in saved_strips(columns.events):
+            y = strip.draw(canvas, columns, y)
             keys += strip.keys()
         bottom = draw_legend(canvas, keys, self._notes(), y + 12)
         return canvas.finish(bottom + 6)
@@ -237,7 +233,8 @@ class _Painter:
         canvas = self.canvas
         columns = self.columns
         self._rules(lane, place)
-        canvas.level(columns.left, columns.end, place.zero, color=MUTED, width=0.9, z=1)
+        line: Any = {"color": MUTED, "linewidth": 0.9, "zorder": 1}
+        canvas.level(columns.left, columns.end, place.zero, **line)
         digits = 4 if self.is_wordy else 3
         totals = [style.number(bar.grad, digits) for bar in lane.bars]
         rooms = self._rooms(totals)
@@ -284,7 +281,7 @@ class _Painter:
             if len(bar.parts) > 1 or part.look == "new":
                 self._number(part, middle, clear_of(top, height, line))
         right = left + self.bar
-        self.canvas.level(left - 4, right + 4, line, width=2.6, z=4)
+        self.canvas.level(left - 4, right + 4, line, linewidth=2.6, zorder=4)
 
     def _total(self, bar: Bar, place: _Place, i: int, text: str, room: float) -> None:
         """Write what a bar comes to beyond its end, where that has room."""
@@ -303,15 +300,17 @@ class _Painter:
         color = self._color(part)
         alpha, hatch = _LOOKS[part.look]
         if height >= _THIN:
-            look: Any = {"alpha": alpha, "hatch": hatch, "edge": color, "line": 1.2}
-            canvas.box(x, y + 0.6, self.bar, height - 1.2, fill=color, **look)
+            look: Any = {"alpha": alpha, "hatch": hatch, "edge": color}
+            look |= {"fill": color, "linewidth": 1.2}
+            canvas.box(x, y + 0.6, self.bar, height - 1.2, **look)
             return
         # Of one so thin only the sides are outlined: what is hollow stays hollow, what is pale stays pale.
         gap = 1.0 if height > 2 else 0.0
         filled = max(height - gap, 0.8)
         canvas.box(x, y, self.bar, filled, fill=color, alpha=alpha)
         for side in (x, x + self.bar):
-            canvas.upright(side, y, y + height, color=color, width=1.2, z=2)
+            line: Any = {"color": color, "linewidth": 1.2, "zorder": 2}
+            canvas.upright(side, y, y + height, **line)
 
     def _color(self, part: Part) -> str:
         if part.born < 0:
@@ -334,10 +333,10 @@ class _Painter:
         middle = self.columns.middle(i)
         left = middle - self.bar / 2
         right = middle + self.bar / 2
-        line: Any = {"color": MUTED, "width": 2.2, "dash": ":", "z": 3}
+        line: Any = {"color": MUTED, "linewidth": 2.2, "dash": (2.2, 3.63)}
         self.canvas.level(left, right, place.zero, **line)
         text = "None" if self.is_wordy else "∅"
-        look: Any = {"size": 11.5, "slant": "italic", "color": MUTED, "ha": "center"}
+        look: Any = {"size": 11.5, "style": "italic", "color": MUTED, "ha": "center"}
         self.canvas.text(middle, place.zero - 12, text, **look)
 
     def _broken(self, place: _Place, i: int, text: str) -> None:
@@ -345,7 +344,7 @@ class _Painter:
         left = middle - self.bar / 2
         top = place.top + 26
         height = place.bottom - 10 - top
-        look: Any = {"edge": INK, "hatch": "///", "line": 1.2, "z": 3}
+        look: Any = {"edge": INK, "hatch": "///", "linewidth": 1.2, "zorder": 3}
         self.canvas.box(left, top, self.bar, height, **look)
         self.canvas.text(middle, place.top + 12, text, weight="bold", ha="center")
 
@@ -396,7 +395,7 @@ class _Painter:
 
     def _notes(self) -> list[str]:
         split = [lane for lane in self.lanes if _has_split_bars(lane)]
-        scales = {(lane.low, lane.high) for lane in self.lanes} - {(0.0, 0.0)}
+        scales = {lane.reach for lane in self.lanes} - {(0.0, 0.0)}
         notes = {
             "The recording is incomplete.": not self.ledger.complete,
             "Numbers without room are left out here; they stand in the words below.": self.left_out,

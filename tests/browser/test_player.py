@@ -18,12 +18,11 @@ from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views import payload, words
-from accumviz.views.layout import segments
 from accumviz.views.player import Player
 from tests.browser.frames import drawn
 from tests.browser.written import written
 from tests.by_hand import windows
-from tests.toys import EVIL, ROWS, W, chain, large, toy
+from tests.toys import EVIL, ROWS, W, chain, large, segments, toy
 
 Open = Callable[..., Any]
 TOY = toy()

@@ -22,7 +22,6 @@ function ledger(part) {
     x: { 0: [added, grad] },
     c: norms(added),
     g: norms(grad),
-    strings: ["loss"],
     digits: 4,
   });
 }

@@ -20,7 +20,6 @@ function ledger() {
     x: { 0: [added, grad] },
     c: norms(added),
     g: norms(grad),
-    strings: ["loss"],
     digits: 4,
   });
 }

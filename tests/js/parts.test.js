@@ -23,7 +23,6 @@ function ledger(change = {}) {
     x: { 0: [added, grad] },
     c: norms(added),
     g: norms(grad),
-    strings: ["loss", ""],
     digits: 4,
     ...change,
   });

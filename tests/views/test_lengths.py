@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from accumviz.ledger.ledger import CONTRIBUTED, Ledger, Parameter
 from accumviz.views import payload
 from accumviz.views.figure import PageFigure
-from accumviz.views.heat import heat
+from accumviz.views.layout import heat
 from accumviz.views.timeline import timeline
 from tests.toys import W
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from accumviz.ledger.ledger import Ledger
 from accumviz.recorder.callsite import needs, only
-from accumviz.views.listing import listing
+from accumviz.views.payload import listing
 
 SCRIPT = """\
 import torch

@@ -28,11 +28,10 @@ export function drawHeat({ context }, inks, ledger, { left, top, column, lane })
   const { heat } = ledger.data;
   const { count, length } = ledger;
   if (!heat || !count) return;
-  const codes = heat.px ?? /** @type {Uint8Array} */ (ledger.bytes).subarray(heat.at);
   const ink = (inks.text.match(/[\d.]+/g) ?? []).slice(0, 3).map(Number);
   const colors = [...ledger.colors.values(), ["#0072B2"]].map(([color]) => channels(color));
   const pixels = new ImageData(heat.w, count);
-  for (let i = 0; i < heat.w * count; i++) pixels.data.set(pixel(codes[i], colors, ink), 4 * i);
+  for (let i = 0; i < heat.w * count; i++) pixels.data.set(pixel(heat.px[i], colors, ink), 4 * i);
   const small = new OffscreenCanvas(heat.w, count);
   small.getContext("2d")?.putImageData(pixels, 0, 0);
   context.imageSmoothingEnabled = column * length < heat.w;

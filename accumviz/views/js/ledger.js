@@ -82,7 +82,6 @@ export class Ledger {
   constructor(data, bytes) {
     const events = data.e;
     this.data = data;
-    this.bytes = bytes;
     this.events = events;
     this.length = events.k.length;
     this.count = data.count;

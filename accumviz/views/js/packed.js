@@ -2,9 +2,6 @@
 
 /** @import { Column } from "./types.d.ts" */
 
-/** The codes that `payload.pack` keeps for what has no logarithm. @type {[number, number][]} */
-const CODES = [[0, -1], [1, 0], [65534, NaN], [65535, Infinity]];
-
 /** @param {string} base64 */
 function bytesOf(base64) {
   const text = atob(base64);
@@ -28,16 +25,14 @@ export async function read(json) {
 }
 
 /**
- * A column of norms, -1 for None: plain, or 16-bit logarithms with the high bytes first.
+ * A column of norms, -1 for None: plain, or as `payload.pack` packs it, all first bytes before all second ones.
  * @param {Column} packed @param {Uint8Array} [bytes]
  */
 export function column(packed, bytes) {
   if (Array.isArray(packed)) return Float64Array.from(packed, Number);
-  const { at, size, low, step } = packed;
-  const table = new Float32Array(65536).map((_, code) => Math.exp(low + (code - 2) * step));
-  for (const [code, value] of CODES) table[code] = value;
-  const [high, rest] = [0, size].map((skipped) => /** @type {Uint8Array} */ (bytes).subarray(at + skipped));
-  const found = new Float32Array(size);
-  for (let i = 0; i < size; i++) found[i] = table[high[i] * 256 + rest[i]];
-  return found;
+  const { at, size } = packed;
+  const [high, middle, low] = [0, 1, 2].map((n) => /** @type {Uint8Array} */ (bytes).subarray(at + n * size));
+  const bits = new Uint32Array(size);
+  for (let i = 0; i < size; i++) bits[i] = (high[i] << 24) | (middle[i] << 16) | (low[i] << 8);
+  return new Float32Array(bits.buffer);
 }

@@ -31,7 +31,7 @@ export type Dispose = () => void;
 export type Plain = number | string | null;
 
 /** A column of numbers, -1 for None: as it is, or where it stands among the packed bytes. */
-export type Column = Plain[] | { at: number; size: number; low: number; step: number };
+export type Column = Plain[] | { at: number; size: number };
 
 /** The events as columns; what most of them lack is a list of positions. */
 export interface Events {
@@ -169,14 +169,13 @@ export interface Data {
   p: RowData[];
   code: { name: string; lines: [number, ...Piece[]][] }[];
   x: Record<string, [(Plain[] | null)[], (Plain[] | null)[]]>;
-  strings: string[];
   digits: number;
   shares?: SharesData;
   weights?: WeightsData;
   /** Norms of contributions and `.grad`; none where `x` has all elements. */
   c?: Column;
   g?: Column;
-  heat?: { w: number; told: string; at?: number; px?: number[] };
+  heat?: { w: number; told: string; px: number[] };
   layouts: Layout[];
   graphs: GraphData[];
   of: Record<string, number>;
