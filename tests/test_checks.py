@@ -839,8 +839,20 @@ def _half() -> Play:
     return play
 
 
+def _weighed_by_size(factor: float) -> Play:
+    play = Play()
+    for _ in range(2):
+        for size in (6, 2, 4, 4):
+            play.backward(term(size, factor * size / 16))
+        play.step()
+        play.zero()
+    return play
+
+
 MEANT: dict[str, tuple[Callable[[], Play], str]] = {
     "a constant sum": (lambda: windows(4, 4, 4, factor=0.5), "a sum of 2 is meant in every step"),
+    "a constant sum over unequal sizes": (lambda: _weighed_by_size(2), "a sum of 2 is meant in every step"),
+    "sizes that weigh alike": (lambda: _weighed_by_size(1), ""),
     "a loss that is not divided beside one that is": (
         lambda: _beside(0.3),
         "a sum of 1.2 is meant in every step for loss · MseLossBackward0",
