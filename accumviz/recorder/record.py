@@ -47,8 +47,8 @@ def record(
     keywords name groups, as in `record(G=generator, D=discriminator)`.
 
     With `path` the ledger is written there as it grows, with the first event after each half second, and
-    leaves memory: a process that is killed loses what its last half second of training did. A file that is there is refused with
-    `FileExistsError` unless `overwrite=True`, when the recording is opened. A full disk or a
+    leaves memory: a process that is killed loses what its last half second of training did. A file that is
+    there is refused with `FileExistsError` unless `overwrite=True`, when the recording is opened. A full disk or a
     vanished folder costs the file only: a warning says so. Without `path`, memory holds all of it. A
     forked process does not write to the file.
 
