@@ -726,7 +726,9 @@ def _is_weight(analysis: LedgerAnalysis, share: WindowShare) -> bool:
 def _meant_sum(analysis: LedgerAnalysis, shares: Sequence[WindowShare]) -> str:
     """Name the sum of each window's shares of a loss, where neither it nor that of all losses is 1."""
     whole = _several(shares)
-    if not whole or not all(share.even or (share.mean and share.alike) for share in whole):
+    if not whole or not all(
+        share.even or (share.mean and share.alike) for share in whole
+    ):
         return ""
     if not _all_close([share.total for share in whole]):
         return ""
