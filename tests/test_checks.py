@@ -234,7 +234,7 @@ def test_ranks_that_divide_by_a_number_of_micro_batches_of_their_own_are_found()
 
 def _of_all_ranks(*windows: tuple[list[dict[str, Any]], ...]) -> Ledger:
     """Windows of two ranks, each with its own terms."""
-    plays = [Play(seed=0), Play(seed=3)]
+    plays = [Play(), Play()]
     for window in windows:
         for play, terms in zip(plays, window, strict=True):
             for one in terms:
@@ -291,6 +291,13 @@ def _by_themselves() -> list[Play]:
         play.step()
         play.zero()
     return plays
+
+
+def test_that_replicas_step_on_different_gradients_is_a_condition() -> None:
+    plays = [_synced(8, 1.0, times=3), _synced(8, 1.0, times=3)]
+    assert av.check(_ranks(*plays)).condition == ""
+    apart = [_synced(8, 1.0, times=3), _synced(8, 1.0, times=3, seed=3)]
+    assert "ranks that step on different gradients are meant" in av.check(_ranks(*apart)).condition
 
 
 def test_that_ranks_never_share_a_gradient_is_a_condition() -> None:

@@ -212,16 +212,23 @@ def _stays(analysis: LedgerAnalysis, zero: int, p: int) -> bool:
     return bool(after.size) and bool(present[zero : zero + int(after[0])].all())
 
 
+# An average is the same number on all ranks, up to the order of its additions.
+_SAME = 1e-2
+
 # --- what ranks say of themselves -------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class OptimizerSummary:
-    """One optimizer of one rank under DDP: its number there, and how often it stepped."""
+    """One optimizer of one rank under DDP: its number there, how often it stepped, and on gradients of which norms.
+
+    Where it shares no gradients on purpose, there are no norms.
+    """
 
     rank: int | None
     place: int
     steps: int
+    norms: list[float]
 
 
 class RankWindow(NamedTuple):
@@ -290,10 +297,22 @@ def _summarise_optimizers(
     for optimizer in analysis.every_optimizer:
         its_rank = optimizer.rank if rank is None else rank
         if _is_replicated(analysis, optimizer):
-            steps = optimizer.steps.size
-            summaries.append(OptimizerSummary(its_rank, count[its_rank], steps))
+            place = count[its_rank]
+            norms = _norms_of_steps(analysis, optimizer)
+            summaries.append(
+                OptimizerSummary(its_rank, place, optimizer.steps.size, norms)
+            )
         count[its_rank] += 1
     return summaries
+
+
+def _norms_of_steps(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory
+) -> list[float]:
+    if _shares_nothing(analysis, optimizer):
+        return []
+    grads = analysis.ledger.grad[np.ix_(optimizer.steps, optimizer.columns)]
+    return np.linalg.norm(grads.astype(float), axis=1).tolist()
 
 
 def _has_finished(analysis: LedgerAnalysis, rank: int) -> bool:
@@ -478,6 +497,8 @@ def conditions_of_ranks(ranks: Sequence[RankSummary]) -> Iterator[str]:
     windows = _compared_windows(ranks)
     if windows and all(_is_divided_by_ranks(of_ranks) for of_ranks in windows):
         yield f"a sum of 1/{len(windows[0])} over all ranks is meant in every step"
+    if _step_apart(ranks):
+        yield "ranks that step on different gradients are meant"
 
 
 def _step_unevenly(ranks: Sequence[RankSummary]) -> bool:
@@ -490,6 +511,19 @@ def _step_unevenly(ranks: Sequence[RankSummary]) -> bool:
                 counts = steps.setdefault(optimizer.place, set())
                 counts.add(optimizer.steps)
     return any(len(counts) > 1 for counts in steps.values())
+
+
+def _step_apart(ranks: Sequence[RankSummary]) -> bool:
+    """Return whether an optimizer's gradients differ in their norm from one replica to another."""
+    norms: dict[int, list[list[float]]] = {}
+    for rank in ranks:
+        for optimizer in rank.optimizers:
+            norms.setdefault(optimizer.place, []).append(optimizer.norms)
+    for of_ranks in norms.values():
+        for step in zip(*of_ranks, strict=False):
+            if max(step) - min(step) > _SAME * max(step):
+                return True
+    return False
 
 
 def _is_divided_by_ranks(windows: list[RankWindow]) -> bool:
