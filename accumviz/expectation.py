@@ -206,7 +206,7 @@ def _other_sum(analysis: LedgerAnalysis, share: WindowShare, right: float) -> st
         rows = analysis.shares.of(share.step)
         reason = next((row.unknown for row in rows if row.unknown), "")
         return f"cannot be read: {reason}"
-    if analysis.adds_up_to(share, right):
+    if share.adds_up_to(right):
         return ""
     return f"add up to {told(share.total)}, expected {told(right)}"
 

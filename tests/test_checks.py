@@ -261,13 +261,6 @@ def test_what_is_divided_by_a_number_of_all_ranks_that_the_average_divides_by_ag
     assert report.healthy and report.condition == ""
 
 
-def test_ranks_that_synchronise_unequally_are_found_where_one_was_not_done_by_itself() -> None:
-    plays = [_synced(8, 1.0, times=3), _synced(8, 1.0, times=2)]
-    assert found(_ranks(*plays)) == []  # as in DDP's join
-    plays[0].meta["ended"] = "RuntimeError: Connection closed by peer"
-    assert found(_ranks(*plays)) == ["uneven-rank-backwards"]
-
-
 @pytest.mark.parametrize(
     ("kept", "condition"),
     [(0, "no optimizer is meant to apply the gradients of"), (3, "ranks that step a different number of times")],
@@ -303,27 +296,6 @@ def test_that_replicas_step_on_different_gradients_is_a_condition() -> None:
 def test_that_ranks_never_share_a_gradient_is_a_condition() -> None:
     report = av.check(_ranks(*_by_themselves()))
     assert report.healthy and report.condition == "ranks that share no gradients are meant"
-
-
-@pytest.mark.parametrize("ended", ["KeyboardInterrupt", "closed"])
-@pytest.mark.parametrize("complete", [True, False])
-@pytest.mark.parametrize("fewer", [0, 1])
-def test_a_rank_that_was_stopped_may_have_had_more_backwards(ended: str, complete: bool, fewer: int) -> None:
-    many = [3, 3]
-    many[fewer] = 2
-    ledgers = []
-    for rank, times in enumerate(many):
-        play = _synced(8, 1.0, times=times)
-        play.rank, stopped = rank, rank == 0
-        play.meta |= {"ended": ended if stopped else "exit"}
-        one = play.ledger
-        held = (one.parameters, one.events, one.contribution, one.grad, one.state)
-        ledgers.append(Ledger(*held, meta=one.meta, complete=complete or not stopped))
-    waited = fewer == 1 and (ended != "closed" or not complete)
-    expected = ["uneven-rank-backwards"] if waited else []
-    assert [finding.rule for finding in check_ranks(ledgers).findings] == expected
-    if complete:
-        assert found(Ledger.merge(ledgers)) == expected
 
 
 @pytest.mark.parametrize(
@@ -385,7 +357,6 @@ def _gan(*, zeroed: bool) -> Play:
 def test_a_loss_that_leaks_into_the_other_networks_step_is_found_and_one_that_is_zeroed_is_not() -> None:
     (leak,) = av.check(_gan(zeroed=False).ledger).findings
     assert (leak.rule, leak.line, leak.event) == ("gan-gradient-leak", 24, 4), "the first of them"
-    assert "+ d_optimizer.zero_grad()" in leak.suggestion
     assert found(_gan(zeroed=True)) == []
 
 
@@ -445,17 +416,6 @@ def _beside(factor: float) -> Play:
             play.backward(term(8, 0.25), term(8, factor, op="MseLossBackward0"))
         play.step()
         play.zero()
-    return play
-
-
-def _idle(*, to_none: bool) -> Play:
-    """Momentum, and a parameter that only the first window reaches."""
-    play = Play()
-    play.meta["optimizer_settings"] = [{"momentum": 0.9}]
-    for i in range(4):
-        play.backward(term(8, 1.0), into=("w",) if i else ("w", "v"))
-        play.step()
-        play.zero(to_none=to_none)
     return play
 
 
@@ -870,10 +830,6 @@ MEANT: dict[str, tuple[Callable[[], Play], str]] = {
         "what 3 micro-batches brought and a zeroing erased is meant to be thrown away",
     ),
     "sums in half precision": (_half, "sums in bfloat16 are meant"),
-    "a zero tensor": (
-        lambda: _idle(to_none=False),
-        "SGD 0 is meant to move v in 3 steps whose gradient is a zero tensor",
-    ),
     "a tail without a loader": (
         lambda: played("4444sz44z4444sz4444sz", ended="exit"),
         "what 2 micro-batches brought and a zeroing erased is meant to be thrown away",
@@ -887,7 +843,6 @@ MEANT: dict[str, tuple[Callable[[], Play], str]] = {
         "sums of shares from 1 to 1.5 are meant",
     ),
     "nothing": (lambda: _beside(0.25), ""),
-    "None in the place of a zero tensor": (lambda: _idle(to_none=True), ""),
 }
 
 
@@ -1048,7 +1003,7 @@ def test_a_ledger_of_nonsense_is_judged_without_an_error(seed: int) -> None:
             row["contribution"] = {name: rng.choice([0.0, 1.0, float("nan")]) for name in grad}
         rows.append(row)
     parameters = [Parameter("a", (1,), optimizers=(0,)), Parameter("b", (2,), optimizers=(0, 1)), Parameter("c", (2,))]
-    meta = {key: rng.choice(_NONSENSE) for key in ("optimizer_settings", "ended", "merged")}
+    meta = {key: rng.choice(_NONSENSE) for key in ("optimizers", "ended", "merged")}
     ledger = Ledger.build(parameters, rows, meta=meta)
     report = av.check(ledger)
     assert report.verdict in ("findings", "healthy", "no verdict")

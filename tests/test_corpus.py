@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +107,18 @@ def test_a_suggestion_keeps_conditions_and_is_left_out_where_it_would_not_be_rea
     assert [finding.suggestion for finding in serious(report)] == [suggested], report
 
 
+@pytest.mark.parametrize(
+    ("name", "suggested"),
+    [
+        ("a_gan_that_accumulates_both_losses_in_turns", "  of_maker.step()\n+ of_judge.zero_grad()"),
+        ("a_gan_whose_judge_is_zeroed_too_early", "+ of_judge.zero_grad()\n  loss.backward()"),
+    ],
+)
+def test_a_player_of_a_gan_is_zeroed_before_its_own_loss(name: str, suggested: str, tmp_path: Path) -> None:
+    (finding,) = serious(judged(MISTAKES[name], tmp_path, right=False))
+    assert finding.suggestion == suggested
+
+
 # ---------------------------------------------------------------- two ranks
 
 RANKS = {script.path.stem: script for script in scripts("ranks")}
@@ -127,12 +138,9 @@ def play_one(script: Script, right: bool, folder: Path) -> Ledger:
         recordings.append(av.record(*objects, **settings))
         return recordings[0]
 
-    # A rank that waits for another one that has gone is told so by its group.
-    stops = not right and script.rule == "uneven-rank-backwards"
     path = folder / f"{torch.distributed.get_rank()}-{right}" / script.path.name
     path.parent.mkdir(exist_ok=True)
-    with contextlib.suppress(RuntimeError) if stops else contextlib.nullcontext():
-        run(script.text(right=right), path, record)
+    run(script.text(right=right), path, record)
     of_ranks.end_groups()
     ledger: Ledger = recordings[0].ledger
     return ledger

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, wraps
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from accumviz.checks.report import Finding, around, setting
+from accumviz.checks.report import Finding, setting
 from accumviz.checks.suggestions import Code
-from accumviz.ledger.events import CHANGED, CONTRIBUTED, Event
+from accumviz.ledger.events import CHANGED, CONTRIBUTED, Event, listed
 from accumviz.ledger.flow import SAME, number, steps_of
 from accumviz.ledger.ledger import Ledger
 from accumviz.ledger.objectives import call_sites
 
 
-def is_close(a: float, b: float, within: float = SAME) -> bool:
+def is_close(a: float, b: float) -> bool:
     """Return whether two numbers are the same but for rounding."""
-    size = max(abs(b), 1e-30)
-    return abs(a - b) <= within * size
+    return math.isclose(a, b, rel_tol=SAME)
+
+
+def are_close(values: Collection[float]) -> bool:
+    """Return whether all of some numbers are the same but for rounding."""
+    return not values or is_close(min(values), max(values))
 
 
 def modal_length(lengths: Iterable[int]) -> int:
@@ -35,25 +40,53 @@ def modal_length(lengths: Iterable[int]) -> int:
     for length in lengths:
         held[length] += length
     # Of two that hold as many, the longer.
-    return max(sorted(held, reverse=True), key=held.__getitem__, default=0)
+    return max(held, key=lambda length: (held[length], length), default=0)
 
 
 def between(events: np.ndarray, start: int, stop: int) -> np.ndarray:
     """Return the events that lie between two others."""
-    is_inside = (events > start) & (events < stop)
-    inside: np.ndarray = events[is_inside]
+    inside: np.ndarray = events[(events > start) & (events < stop)]
     return inside
 
 
-@dataclass(frozen=True)
+class _Row(NamedTuple):
+    """What one loss of one backward weighs in one step, before clips and averages; names as in `Shares`.
+
+    `weight` is that of its mean, or of the loss as it stands, `each` that of one element. `whole` is one that is a
+    mean, or that cannot be taken apart.
+    """
+
+    step: int
+    objective: int
+    backward: int
+    term: int
+    optimizer: int
+    weight: float
+    each: float
+    elements: float
+    by_hand: float
+    whole: bool
+    opaque: bool
+    followed: bool
+    again: bool
+    erased: bool
+
+
+def _columns(rows: list[_Row]) -> Any:
+    """Return a row of columns: each field of all rows."""
+    columns = zip(*rows, strict=True) if rows else [()] * len(_Row._fields)
+    return _Row._make(columns)
+
+
+@dataclass(frozen=True, eq=False)
 class WindowShare:
     """What one step read of one objective, before clips and averages.
 
-    Of each backward, `weights` has its share, `each` the
-    weight of one element, `sizes` how many elements there are, and `by_hand` by how much `.grad`
-    was multiplied after it. `read`: all constants are known; `known`: the reductions are, too;
-    `mean`: none of them is a sum; `again`: an earlier step had used one of these backwards; `erased`
-    are those that were zeroed before the step.
+    Of each backward, `weights` has its share, `each` the weight of one element, `sizes` how many elements there are,
+    and `by_hand` by how much `.grad` was multiplied after it. `read`: all constants are known; `known`: the reductions
+    are, too; `mean`: none of them is a sum; `again`: an earlier step had used one of these backwards; `erased` are
+    those that were zeroed before the step. `term` is what was recorded of the loss in its first backward, `of_step`
+    what the step read, or would have read but for a zeroing, of every objective.
     """
 
     optimizer: int
@@ -69,6 +102,8 @@ class WindowShare:
     known: bool
     again: bool
     erased: tuple[int, ...]
+    term: Mapping[str, Any]
+    of_step: list[WindowShare] = field(repr=False)
 
     @property
     def many(self) -> int:
@@ -89,7 +124,7 @@ class WindowShare:
     def equal(self) -> bool:
         """Whether all shares are known and the same."""
         read = self.read and not self.again and self.least > 0
-        return read and is_close(self.least, max(self.weights))
+        return read and are_close(self.weights)
 
     @property
     def even(self) -> bool:
@@ -110,136 +145,115 @@ class WindowShare:
     @property
     def alike(self) -> bool:
         """Whether every element weighs the same, and how much is known."""
-        return self.judged and is_close(min(self.each), max(self.each))
+        return self.judged and are_close(self.each)
+
+    @property
+    def beside(self) -> list[WindowShare]:
+        """What the step read of all objectives, this one among them."""
+        return [share for share in self.of_step if share.many]
+
+    @property
+    def alone(self) -> bool:
+        """Whether the step read no other loss."""
+        return len(self.beside) == 1
+
+    @property
+    def micro_batches(self) -> int:
+        """How many backwards the step consumed, of whatever objective."""
+        return len({b for share in self.of_step for b in share.backwards})
+
+    @property
+    def compares_samples(self) -> bool:
+        """Whether each loss compares samples with each other: of its micro-batch, or of the whole window."""
+        return self.many > 1 and bool(self.term.get("in_batch"))
+
+    def adds_up_to(self, total: float) -> bool:
+        """Return whether the shares add up to this; a constant inside a mean counts, or does not.
+
+        Half a mean square is a whole loss, and so is a mean of what was divided.
+        """
+        inside = abs(number(self.term.get("own", 1.0))) or math.nan
+        sums = self.total, self.total / inside
+        return any(is_close(each, total) for each in sums)
 
 
-def _window_share(rows: Mapping[str, list[Any]], group: Sequence[int]) -> WindowShare:
-    """Return what one step read of one objective, of rows at these places."""
-    used = []
-    erased = []
-    for row in group:
-        if rows["erased"][row]:
-            erased.append(rows["backward"][row])
-        else:
-            used.append(row)
-
-    def column(name: str) -> tuple[Any, ...]:
-        values = rows[name]
-        return tuple([values[row] for row in used])
-
-    read = all(column("followed"))
-    backwards = column("backward")
-    weights, each, sizes = column("weight"), column("each"), column("elements")
-    by_hand = column("by_hand")
-    if read and len(set(backwards)) < len(backwards):
-        together = _of_backwards(backwards, weights, each, sizes, by_hand)
-        backwards, weights, each, sizes, by_hand = together
-    return WindowShare(
-        rows["optimizer"][group[0]],
-        rows["objective"][group[0]],
-        rows["step"][group[0]],
-        backwards,
-        weights=weights,
-        each=each,
-        sizes=sizes,
-        by_hand=by_hand,
-        mean=all(column("whole")),
-        read=read,
-        known=read and not any(column("opaque")),
-        again=any(column("again")),
-        erased=tuple(erased),
-    )
-
-
-def _of_backwards(*columns: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
-    """Put the losses of each backward together where their elements weigh alike, as chunks of one loss do.
-
-    The columns are backwards, weights, each, sizes, by_hand.
-    """
-    together: dict[int, list[Any]] = {}
-    for row in zip(*columns, strict=True):
-        backward, weight, each, size, _ = row
-        before = together.setdefault(backward, [backward, 0.0, each, 0.0, row[-1]])
-        if not is_close(each, before[2]):
-            return columns
-        before[1] += weight
-        before[3] += size
-    return tuple(zip(*together.values(), strict=True))
+def _put_together(rows: list[_Row]) -> list[_Row]:
+    """Put the losses of each backward together where their elements weigh alike, as chunks of one loss do."""
+    together: dict[int, _Row] = {}
+    for row in rows:
+        before = together.get(row.backward)
+        if before is None:
+            together[row.backward] = row
+            continue
+        if not is_close(row.each, before.each):
+            return rows
+        weight = before.weight + row.weight
+        elements = before.elements + row.elements
+        together[row.backward] = before._replace(weight=weight, elements=elements)
+    return list(together.values())
 
 
 class OptimizerHistory:
-    """One optimizer: its parameters, its steps, and which backwards reached it."""
+    """One optimizer: its parameters, its steps, and which backwards reached it.
+
+    Its steps `read` backwards, each in the step of `read_step`: `windows` has each step that consumed something, with
+    its backwards, `first_step_of` each backward that was consumed, with the first step that did. `usual` is how many
+    new backwards a window usually has.
+    """
 
     def __init__(self, analysis: LedgerAnalysis, optimizer: int) -> None:
         self.analysis = analysis
         self.optimizer = optimizer
         parameters = analysis.ledger.parameters
         columns = [i for i, p in enumerate(parameters) if optimizer in p.optimizers]
-        self.rank = parameters[columns[0]].rank if columns else None
+        self.rank = parameters[columns[0]].rank
         self.columns = np.array(columns, int)
+        names = analysis.listed("optimizers")
+        self.name = f"optimizer {optimizer}"
+        if optimizer < len(names):
+            self.name = str(names[optimizer])
         self.steps = steps_of(analysis.ledger, (optimizer,))
         events = analysis.events
         mine = events.detail("optimizer_index", 0) == optimizer
         skipped = events.where("kind", "step") & events.skipped
         self.skipped = np.flatnonzero(skipped & mine)
-        contributed = analysis.contributed[:, self.columns]
-        reached = contributed.any(axis=1)
+        reached = analysis.contributed[:, self.columns].any(axis=1)
         self.backwards = np.flatnonzero(reached & analysis.backward)
         shares = analysis.shares
         mine = shares.optimizer == optimizer
         used = mine & ~shares.erased & (shares.term == 0)
         self.read_step = shares.step[used]
         self.read = shares.backward[used]
+        self.windows: dict[int, list[int]] = {}
+        self.first_step_of: dict[int, int] = {}
+        pairs = zip(self.read.tolist(), self.read_step.tolist(), strict=True)
+        for backward, step in pairs:
+            self.windows.setdefault(step, []).append(backward)
+            self.first_step_of.setdefault(backward, step)
+        lengths = Counter(self.first_step_of.values())
+        self.usual = modal_length(lengths.values())
 
-    @property
-    def name(self) -> str:
-        """What the optimizer is called."""
-        return self.analysis.optimizer_name(self.optimizer)
+    def of_step(self, step: int) -> list[WindowShare]:
+        """Return what a step read of every objective, or would have read but for a zeroing."""
+        return self.analysis.window_shares.get((step, self.optimizer), [])
 
-    @cached_property
-    def windows(self) -> dict[int, list[int]]:
-        """Each step and the backwards that it consumed."""
-        windows: dict[int, list[int]] = {}
-        for step in self.steps.tolist():
-            windows[step] = []
-        steps = self.read_step.tolist()
-        backwards = self.read.tolist()
-        for step, backward in zip(steps, backwards, strict=True):
-            windows[step].append(backward)
-        return windows
-
-    @cached_property
-    def full_windows(self) -> dict[int, list[int]]:
-        """Each step that consumed something."""
-        return {step: used for step, used in self.windows.items() if used}
-
-    @cached_property
-    def first_step_of(self) -> dict[int, int]:
-        """Each backward that was consumed, and the first step that did."""
-        backwards = self.read[::-1].tolist()
-        steps = self.read_step[::-1].tolist()
-        return dict(zip(backwards, steps, strict=True))
+    def shares_of(self, step: int) -> list[WindowShare]:
+        """Return what a step read of every objective."""
+        return [share for share in self.of_step(step) if share.many]
 
     @cached_property
     def first_use(self) -> np.ndarray:
-        """For each event, the first step that consumed its contribution; how many events there are where none did."""
+        """For each event, the first step that consumed its contribution; beyond the last event where none did."""
         many = len(self.analysis.events)
         first = np.full(many, many)
         first[self.read[::-1]] = self.read_step[::-1]
         return first
 
     @cached_property
-    def usual(self) -> int:
-        """How many new backwards a window usually has."""
-        lengths = Counter(self.first_step_of.values())
-        return modal_length(lengths.values())
-
-    @cached_property
     def is_fed_by_hand(self) -> bool:
         """Whether it has parameters that no backward reaches, and whose `.grad` something else fills."""
         reached = self.analysis.contributed[:, self.columns].any(axis=0)
-        columns = self.columns[~reached]
-        edits = np.ix_(self.analysis.at("edit"), columns)
+        edits = np.ix_(self.analysis.at("edit"), self.columns[~reached])
         ledger = self.analysis.ledger
         filled = (ledger.state[edits] & CHANGED > 0) & (ledger.grad[edits] > 0)
         return bool(filled.any())
@@ -253,61 +267,71 @@ class OptimizerHistory:
         """Return whether nothing has come into `.grad` between the last step and an event."""
         step = self.previous_step(event)
         since = between(self.backwards, step, event + 1)
-        edits = self.changing_between("edit", step, event)
+        edits = self.changing("edit", step, event)
         return step >= 0 and not since.size and not edits.size
 
     def waiting(self, step: int) -> list[int]:
         """Return those backwards of a step that nothing erased before it: what was put back by hand is not known."""
-        erased = self.analysis.erased
-        return [
-            b
-            for b in self.windows[step]
-            if not 0 <= erased[b, self.columns].max() < step
-        ]
+        window = np.array(self.windows[step], int)
+        erased = self.analysis.erased[np.ix_(window, self.columns)].max(axis=1)
+        waiting: list[int] = window[(erased < 0) | (erased >= step)].tolist()
+        return waiting
 
-    def changed_by(self, event: int) -> bool:
-        """Return whether the event touched one of this optimizer's `.grad`."""
-        return self.changing(np.array([event])).size > 0
-
-    def changing(self, events: np.ndarray) -> np.ndarray:
+    def changed_by(self, events: np.ndarray) -> np.ndarray:
         """Return those of some events that touched one of this optimizer's `.grad`."""
         cells = np.ix_(events, self.columns)
         changed = self.analysis.ledger.state[cells] & CHANGED
         changing: np.ndarray = events[changed.any(axis=1)]
         return changing
 
-    def changing_between(self, kind: str, start: int, stop: int) -> np.ndarray:
-        """Return the events of a kind between two that touched one of this optimizer's `.grad`."""
-        events = between(self.analysis.at(kind), start, stop)
-        return self.changing(events)
+    def changing(
+        self, kind: str, start: int = -1, stop: int | None = None
+    ) -> np.ndarray:
+        """Return the events of a kind, all or between two, that touched one of this optimizer's `.grad`."""
+        stop = len(self.analysis.events) if stop is None else stop
+        return self.changed_by(between(self.analysis.at(kind), start, stop))
 
     def clip_ratio(self, event: int) -> float:
         """Return by what factor an event has shortened these gradients; 1 where it did nothing."""
         ledger = self.analysis.ledger
-        changed = ledger.state[event, self.columns] & CHANGED
-        columns = self.columns[changed.astype(bool)]
         if event == 0:
             return 1.0
+        changed = ledger.state[event, self.columns] & CHANGED > 0
+        columns = self.columns[changed]
         before = ledger.grad[event - 1, columns].astype(float)
         after = ledger.grad[event, columns].astype(float)
-        usable = np.isfinite(before) & np.isfinite(after)
-        usable &= before > 0
+        usable = np.isfinite(before) & np.isfinite(after) & (before > 0)
         ratios = after[usable] / before[usable]
         return float(ratios.min(initial=1.0))
 
 
 class LedgerAnalysis:
-    """A ledger, its shares, and what several rules ask of both."""
+    """A ledger, its shares, and what several rules ask of both.
+
+    By event, `sites` are numbers of call sites, `closures` says what ran in a step, `moved` which backwards are at
+    weights that were moved since the one before, as in SAM. By contribution, `erased` is what erased it (of what FSDP
+    has scattered, what erased that from the shard), `used` says that a step used it, or may still. `optimizers` are
+    those that stepped, `every_optimizer` those that have parameters here.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.code = Code(ledger.sources)
         self.events = ledger.columns
         self.shares = ledger.shares()
-        contributed = ledger.state & CONTRIBUTED
-        self.contributed: Any = contributed.astype(bool)
+        self.contributed: Any = ledger.state & CONTRIBUTED > 0
         self.backward = self.events.where("kind", "backward")
         self.ranks = self.events.column("rank")
+        self.sites = call_sites(self.events)
+        self.closures = self.events.where("within", "step")
+        self.moved = self.events.detail("moved", default=False)
+        self.erased = ledger.flow.erased_for_good
+        self.used = (self.erased < 0) | (ledger.outcomes.steps > 0)
+        self.used &= self.contributed
+        indices = {i for p in ledger.parameters for i in p.optimizers}
+        every = [OptimizerHistory(self, index) for index in sorted(indices)]
+        self.every_optimizer = every
+        self.optimizers = [o for o in every if o.steps.size or o.skipped.size]
 
     def at(self, *kinds: str) -> np.ndarray:
         """Return the events of these kinds."""
@@ -317,43 +341,6 @@ class LedgerAnalysis:
         """Return one entry of an event's details; None where it has none."""
         return self.ledger[event].details.get(name)
 
-    @cached_property
-    def every_optimizer(self) -> list[OptimizerHistory]:
-        """Every optimizer that has parameters here."""
-        indices: set[int] = set()
-        for parameter in self.ledger.parameters:
-            indices.update(parameter.optimizers)
-        return [OptimizerHistory(self, index) for index in sorted(indices)]
-
-    @cached_property
-    def optimizers(self) -> list[OptimizerHistory]:
-        """Every optimizer that has parameters here and stepped."""
-        every = self.every_optimizer
-        return [each for each in every if each.steps.size or each.skipped.size]
-
-    @cached_property
-    def sites(self) -> np.ndarray:
-        """For each event, a number of its call site."""
-        return call_sites(self.events)
-
-    @cached_property
-    def closures(self) -> np.ndarray:
-        """For each event, whether it ran in a step: a backward in a closure."""
-        return self.events.where("within", "step")
-
-    @cached_property
-    def used(self) -> np.ndarray:
-        """For each contribution, whether a step used it, or may still."""
-        stays = self.erased < 0
-        was_read = self.ledger.outcomes.steps > 0
-        used: np.ndarray = (stays | was_read) & self.contributed
-        return used
-
-    @cached_property
-    def erased(self) -> np.ndarray:
-        """For each contribution what erased it; of what FSDP has scattered, what erased that from the shard."""
-        return self.ledger.flow.erased_for_good
-
     def finite(self, backward: int) -> bool:
         """Return whether what a backward added is known to be neither infinite nor NaN."""
         reached = self.contributed[backward]
@@ -361,8 +348,16 @@ class LedgerAnalysis:
         return bool(np.isfinite(norms).all())
 
     @cached_property
-    def window_shares(self) -> list[WindowShare]:
-        """What each step read of each objective, step by step."""
+    def window_shares(self) -> dict[tuple[int, int], list[WindowShare]]:
+        """What each step of each optimizer read, or would have read but for a zeroing, of every objective."""
+        of_steps: dict[tuple[int, int], list[WindowShare]] = defaultdict(list)
+        for _, group in groupby(self._rows(), key=lambda row: row[:2]):
+            rows = list(group)
+            of_step = of_steps[rows[0].step, rows[0].optimizer]
+            of_step.append(self._window_share(rows, of_step))
+        return dict(of_steps)
+
+    def _rows(self) -> Iterator[_Row]:
         shares = self.shares
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             # What is maximised has a minus before it, and weighs as much.
@@ -372,87 +367,51 @@ class LedgerAnalysis:
             weight = np.where(whole, factor, factor * shares.elements)
         columns = {**vars(shares), "each": each, "whole": whole, "weight": weight}
         order = np.lexsort((shares.backward, shares.objective, shares.step))
-        rows = {}
-        for name, column in columns.items():
-            if isinstance(column, np.ndarray):
-                rows[name] = column[order].tolist()
-        groups: dict[tuple[int, int], list[int]] = {}
-        for row, step in enumerate(rows["step"]):
-            key = step, rows["objective"][row]
-            groups.setdefault(key, []).append(row)
-        return [_window_share(rows, group) for group in groups.values()]
+        lists = [columns[name][order].tolist() for name in _Row._fields]
+        return map(_Row._make, zip(*lists, strict=True))
+
+    def _window_share(
+        self, rows: list[_Row], of_step: list[WindowShare]
+    ) -> WindowShare:
+        """Return what one step read of one objective."""
+        used = [row for row in rows if not row.erased]
+        flags = _columns(used)
+        read = all(flags.followed)
+        of = _columns(_put_together(used) if read else used)
+        first = (used or rows)[0]
+        code = self.events.column("details")[first.backward]
+        terms = listed(self.events.details[code])
+        return WindowShare(
+            first.optimizer,
+            first.objective,
+            first.step,
+            backwards=of.backward,
+            weights=of.weight,
+            each=of.each,
+            sizes=of.elements,
+            by_hand=of.by_hand,
+            mean=all(flags.whole),
+            read=read,
+            known=read and not any(flags.opaque),
+            again=any(flags.again),
+            erased=tuple([row.backward for row in rows if row.erased]),
+            term=terms[first.term] if first.term < len(terms) else {},
+            of_step=of_step,
+        )
 
     @cached_property
     def objectives(self) -> dict[tuple[int, int], list[WindowShare]]:
         """What each optimizer consumed of each objective, in the order of its steps."""
-        objectives: dict[tuple[int, int], list[WindowShare]] = {}
-        for share in self.window_shares:
-            if share.many:
-                key = share.optimizer, share.objective
-                objectives.setdefault(key, []).append(share)
-        return objectives
+        objectives: dict[tuple[int, int], list[WindowShare]] = defaultdict(list)
+        for of_step in self.window_shares.values():
+            for share in of_step:
+                if share.many:
+                    objectives[share.optimizer, share.objective].append(share)
+        return dict(objectives)
 
-    @cached_property
-    def _shares_of_steps(self) -> dict[tuple[int, int], list[WindowShare]]:
-        of_steps: dict[tuple[int, int], list[WindowShare]] = {}
-        for share in self.window_shares:
-            key = share.step, share.optimizer
-            of_steps.setdefault(key, []).append(share)
-        return of_steps
-
-    def every_share_of(self, step: int, optimizer: int) -> list[WindowShare]:
-        """Return what an optimizer's step read of all objectives, or would have read but for a zeroing."""
-        return self._shares_of_steps.get((step, optimizer), [])
-
-    def shares_of(self, step: int, optimizer: int) -> list[WindowShare]:
-        """Return what an optimizer's step read of all objectives."""
-        return [share for share in self.every_share_of(step, optimizer) if share.many]
-
-    def in_same_step(self, share: WindowShare) -> list[WindowShare]:
-        """Return what a step read of all objectives, of which this is one."""
-        return self.shares_of(share.step, share.optimizer)
-
-    def beside(self, share: WindowShare) -> list[WindowShare]:
-        """Return all losses of a window's backwards, of which this is one."""
-        every = self.in_same_step(share)
-        return [other for other in every if other.backwards == share.backwards]
-
-    def micro_batches(self, share: WindowShare) -> int:
-        """Count the backwards that a step consumed, of whatever objective."""
-        backwards: set[int] = set()
-        for other in self.in_same_step(share):
-            backwards.update(other.backwards)
-        return len(backwards)
-
-    def alone(self, share: WindowShare) -> bool:
-        """Return whether a step read no other loss."""
-        return len(self.in_same_step(share)) == 1
-
-    def term(self, share: WindowShare) -> Mapping[str, Any]:
-        """Return what is known of a loss in its first backward."""
-        backward = share.backwards[0]
-        rows = self.shares.of(share.step)
-        mine = rows.backward == backward
-        mine &= rows.objective == share.objective
-        places = rows.term[mine].tolist()
-        terms = self.ledger[backward].terms
-        if not places or places[0] >= len(terms):
-            return {}
-        term: Mapping[str, Any] = terms[places[0]]
-        return term
-
-    def adds_up_to(self, share: WindowShare, total: float) -> bool:
-        """Return whether the shares of a window add up to this; a constant inside a mean counts, or does not.
-
-        Half a mean square is a whole loss, and so is a mean of what was divided.
-        """
-        inside = abs(number(self.term(share).get("own", 1.0)))
-        sums = [share.total, share.total / (inside or math.nan)]
-        return any(is_close(each, total) for each in sums)
-
-    def compares_samples(self, share: WindowShare) -> bool:
-        """Return whether each loss compares samples with each other: of its micro-batch, or of the whole window."""
-        return share.many > 1 and bool(self.term(share).get("in_batch"))
+    def objective(self, share: WindowShare) -> str:
+        """Return the name of a loss."""
+        return self.shares.objectives[share.objective]
 
     @cached_property
     def begins_inside(self) -> bool:
@@ -460,10 +419,7 @@ class LedgerAnalysis:
         whole = self.ledger.meta.get("ended") == "exit"
         return not whole or bool(self.ledger.flow.used_from_before())
 
-    @cached_property
-    def has_loaders(self) -> bool:
-        """Whether a loader was seen at work."""
-        return bool(self.events.where("kind", "loader").any())
+    # --- loaders ------------------------------------------------------------------------------
 
     @cached_property
     def epochs(self) -> list[tuple[int, int]]:
@@ -472,8 +428,7 @@ class LedgerAnalysis:
         epochs: dict[int, int] = {}
         for e in self.at("loader").tolist():
             details = self.ledger[e].details
-            rank = int(self.ranks[e])
-            loader = rank, str(details.get("loader"))
+            loader = int(self.ranks[e]), str(details.get("loader"))
             if loader in begun:  # its end, or it was left early
                 epochs[begun.pop(loader)] = e
             if details.get("what") == "begins":
@@ -486,17 +441,14 @@ class LedgerAnalysis:
 
         Some loaders look ahead: theirs has ended when the last batches that it gave are used.
         """
-        around = None
-        before = []
-        for begins, ends in self.epochs:
-            if begins >= event or self.ranks[begins] not in (-1, rank):
-                continue
-            if ends > event:
-                around = begins, ends
-            else:
-                before.append((begins, ends))
-        last = max(before, key=lambda epoch: epoch[1], default=None)
-        return around or last
+        begun = [
+            (begins, ends)
+            for begins, ends in self.epochs
+            if begins < event and self.ranks[begins] in (-1, rank)
+        ]
+        around = [epoch for epoch in begun if epoch[1] > event]
+        ended_last = max(begun, key=lambda epoch: epoch[1], default=None)
+        return around[-1] if around else ended_last
 
     def ended(self, event: int, rank: int | None = None) -> bool:
         """Return whether the run through a loader in which an event fell came to the loader's end."""
@@ -507,33 +459,22 @@ class LedgerAnalysis:
 
     def carried(self, share: WindowShare) -> int:
         """Count the micro-batches of a window that came before a loader began anew inside it."""
-        first = share.backwards[0]
-        last = share.backwards[-1]
-        anew = -1
-        for begins, ends in self.epochs:
-            is_inside = first < begins < last
-            if is_inside and self.backward[begins:ends].any():
-                anew = begins
-        before = [backward for backward in share.backwards if backward < anew]
-        return len(before)
+        first, last = share.backwards[0], share.backwards[-1]
+        anew = [
+            begins
+            for begins, ends in self.epochs
+            if first < begins < last and self.backward[begins:ends].any()
+        ]
+        return sum(b < anew[-1] for b in share.backwards) if anew else 0
+
+    # --- what a recording says of itself --------------------------------------------------------
 
     def listed(self, name: str) -> Sequence[Any]:
         """Return what the ledger's meta lists under this name; nothing where it is no list."""
         entries = self.ledger.meta.get(name)
         return entries if isinstance(entries, list | tuple) else ()
 
-    def settings(self, optimizer: int) -> Mapping[str, Any]:
-        """Return what an optimizer was made with; empty where that was not recorded."""
-        every = self.listed("optimizer_settings")
-        settings = every[optimizer] if optimizer < len(every) else {}
-        return settings if isinstance(settings, Mapping) else {}
-
-    def optimizer_name(self, optimizer: int) -> str:
-        """Return what an optimizer is called."""
-        names = self.listed("optimizers")
-        if optimizer < len(names):
-            return str(names[optimizer])
-        return f"optimizer {optimizer}"
+    # --- findings -------------------------------------------------------------------------------
 
     def finding(
         self,
@@ -542,6 +483,8 @@ class LedgerAnalysis:
         *,
         at: Event | None = None,
         cause: str,
+        evidence: dict[str, Any],
+        step: int | None = None,
         **about: Any,
     ) -> Finding:
         """Return a finding at this event, on its line or on that of `at`, which led to it. `check` names its rule.
@@ -549,11 +492,9 @@ class LedgerAnalysis:
         A change by hand has no line: it is shown at its step.
         """
         at = at or self.ledger[event]
-        step = about.pop("step", None)
         if at.kind == "edit" and not at.line and step is not None:
             at = self.ledger[step]
             cause += " That is done by hand, before this step."
-        evidence = about.pop("evidence")
         given = setting(self.ledger[event].via, self.ledger.sources)
         if given:
             evidence = {**evidence, "setting": given}
@@ -567,7 +508,6 @@ class LedgerAnalysis:
             at.source,
             evidence,
             cause,
-            around=around(str(self.ledger.sources.get(at.file, "")), at.line),
             **about,
         )
 
@@ -586,6 +526,7 @@ def for_each_optimizer(
 ) -> Search:
     """Search the history of each optimizer, whose number the findings get."""
 
+    @wraps(search)
     def search_all(analysis: LedgerAnalysis) -> Iterator[Finding]:
         for optimizer in analysis.optimizers:
             for finding in search(analysis, optimizer):
@@ -599,6 +540,7 @@ def for_each_loss(
 ) -> Search:
     """Search the windows of each loss, of each optimizer."""
 
+    @wraps(search)
     def search_all(analysis: LedgerAnalysis) -> Iterator[Finding]:
         for shares in analysis.objectives.values():
             yield from search(analysis, shares)

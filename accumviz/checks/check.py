@@ -27,16 +27,20 @@ _LACKING = ("CUDA graph", "not recorded")
 
 
 class Rule(NamedTuple):
-    """A rule: its name, the function that finds, what it explains (no finding then), and what it needs.
+    """A rule: the function that finds, what it explains (no finding then), and what it needs.
 
-    `compare` finds where ranks have to be compared, in the summaries of their ledgers.
+    One that `compares` finds in the summaries of several ranks' ledgers, any other in one ledger.
     """
 
-    name: str
-    find: Callable[[LedgerAnalysis], Iterator[Finding]] | None
+    find: Callable[[Any], Iterator[Finding]]
     explains: tuple[str, ...] = ()
     needs: str = ""
-    compare: Callable[[Sequence[several.RankSummary]], Iterator[Finding]] | None = None
+    compares: bool = False
+
+    @property
+    def name(self) -> str:
+        """What findings are called."""
+        return self.find.__name__.replace("_", "-")
 
 
 # Said only where no rule before them has named the cause.
@@ -44,12 +48,10 @@ _UNEXPLAINED = ("uneven-shares", "sums-differ")
 # Root causes stand before what follows from them.
 RULES = (
     Rule(
-        "gradient-applied-twice",
         windows.gradient_applied_twice,
         ("missing-zero-grad", "gan-gradient-leak"),
     ),
     Rule(
-        "missing-zero-grad",
         windows.missing_zero_grad,
         (
             "gan-gradient-leak",
@@ -60,12 +62,10 @@ RULES = (
         ),
     ),
     Rule(
-        "zero-before-step",
         windows.zero_before_step,
         ("zero-grad-inside-window", "tail-dropped", "clip-on-the-wrong-side"),
     ),
     Rule(
-        "zero-grad-inside-window",
         windows.zero_grad_inside_window,
         (
             "tail-dropped",
@@ -76,25 +76,21 @@ RULES = (
     ),
     # A step that the scaler takes, and asks of all its gradients, is skipped where one is infinite.
     Rule(
-        "backward-after-unscale",
         order.backward_after_unscale,
         ("clip-per-micro-batch", "clip-scaled-grads", "nonfinite-micro-batch"),
     ),
-    Rule("scaler-updated-between-steps", order.scaler_updated_between_steps),
-    Rule("nonfinite-micro-batch", values.nonfinite_micro_batch),
-    Rule("weights-frozen-by-autocast", values.weights_frozen_by_autocast),
-    Rule("step-lost-in-rounding", values.step_lost_in_rounding),
-    Rule("clip-scaled-grads", order.clip_scaled_grads, ("clip-per-micro-batch",)),
-    Rule("clip-per-micro-batch", order.clip_per_micro_batch),
-    Rule("clip-on-the-wrong-side", order.clip_on_the_wrong_side),
-    Rule("clip-of-nothing", order.clip_of_nothing),
+    Rule(order.scaler_updated_between_steps),
+    Rule(values.nonfinite_micro_batch),
+    Rule(values.weights_frozen_by_autocast),
+    Rule(values.step_lost_in_rounding),
+    Rule(order.clip_scaled_grads, ("clip-per-micro-batch",)),
+    Rule(order.clip_per_micro_batch),
+    Rule(order.clip_on_the_wrong_side),
     Rule(
-        "gan-gradient-leak",
         owners.gan_gradient_leak,
         ("tail-dropped", "leftover-carried", "loss-not-divided"),
     ),
     Rule(
-        "fsdp2-zero-keeps-unsharded",
         several.fsdp2_zero_keeps_unsharded,
         (
             "leftover-carried",
@@ -103,46 +99,28 @@ RULES = (
             "parameter-outside-or-twice",
         ),
     ),
-    Rule("leftover-carried", weights.leftover_carried, ("tail-dropped",), _SHARES),
+    Rule(weights.leftover_carried, ("tail-dropped",), _SHARES),
+    Rule(weights.double_division, ("partial-window-underscaled",), _SHARES),
+    Rule(weights.wrong_divisor, needs=_SHARES),
+    Rule(weights.partial_window_underscaled, ("tail-dropped",), _SHARES),
+    Rule(windows.tail_dropped),
     Rule(
-        "double-division",
-        weights.double_division,
-        ("partial-window-underscaled",),
-        _SHARES,
-    ),
-    Rule(
-        "wrong-divisor",
-        weights.wrong_divisor,
-        (),
-        _SHARES,
-    ),
-    Rule(
-        "partial-window-underscaled",
-        weights.partial_window_underscaled,
-        ("tail-dropped",),
-        _SHARES,
-    ),
-    Rule("tail-dropped", windows.tail_dropped),
-    Rule(
-        "token-mean-of-means",
         weights.token_mean_of_means,
         ("rank-token-weight", "loss-not-divided"),
         _SHARES,
     ),
-    Rule("loss-not-divided", weights.loss_not_divided, needs=_SHARES),
-    Rule("scheduler-per-micro-batch", order.scheduler_per_micro_batch),
+    Rule(weights.loss_not_divided, needs=_SHARES),
+    Rule(order.scheduler_per_micro_batch),
     Rule(
-        "ddp-unsynced-step",
         several.ddp_unsynced_step,
-        ("no-sync-excludes-forward", "uneven-rank-backwards", "rank-token-weight"),
+        ("no-sync-excludes-forward", "rank-token-weight"),
     ),
-    Rule("uneven-rank-backwards", None, compare=several.uneven_rank_backwards),
-    Rule("no-sync-excludes-forward", several.no_sync_excludes_forward),
-    Rule("rank-token-weight", None, (), _SHARES, several.rank_token_weight),
-    Rule("graph-retained", values.graph_retained, needs=_MEMORY),
-    Rule("parameter-outside-or-twice", owners.parameter_outside_or_twice),
-    Rule("uneven-shares", weights.uneven_shares, needs=_SHARES),
-    Rule("sums-differ", weights.sums_differ, needs=_SHARES),
+    Rule(several.no_sync_excludes_forward),
+    Rule(several.rank_token_weight, needs=_SHARES, compares=True),
+    Rule(values.graph_retained, needs=_MEMORY),
+    Rule(owners.parameter_outside_or_twice),
+    Rule(weights.uneven_shares, needs=_SHARES),
+    Rule(weights.sums_differ, needs=_SHARES),
 )
 
 
@@ -157,14 +135,7 @@ def check(recording: Ledger | Recorded) -> Report:
     >>> check(Ledger.build([Parameter("w", (1,), optimizers=(0,))], [row])).reason
     "no optimizer stepped while it was recorded; one of a class that is none of torch's is not seen"
     """
-    judged = _judge(recorded(recording, "check"), None)
-    return Report(
-        tuple(_one_for_each_cause([judged])),
-        judged.reason,
-        judged.unjudged,
-        judged.counts,
-        _condition([judged]),
-    )
+    return _report([_judge(recorded(recording, "check"), None)])
 
 
 def check_ranks(ledgers: Iterable[Ledger]) -> Report:
@@ -176,39 +147,33 @@ def check_ranks(ledgers: Iterable[Ledger]) -> Report:
     for place, ledger in enumerate(ledgers):
         judged.append(_judge(ledger, int(ledger.meta.get("rank", place))))
         del ledger
+    return _report(judged)
+
+
+def _report(judged: list[_Judged]) -> Report:
+    """Put together what each ledger came to; of a reason that not all have, say whose it is."""
     counts: Counter[str] = Counter()
     unjudged: dict[str, str] = {}
     for one in judged:
         counts.update(one.counts)
         for rule, why in one.unjudged.items():
-            unjudged.setdefault(rule, f"rank {one.rank}: {why}")
+            unjudged.setdefault(rule, one.of_rank(why))
+    reason = judged[0].reason
+    if any(one.reason != reason for one in judged):
+        reason = next(one.of_rank(one.reason) for one in judged if one.reason)
+    conditions = [one.condition for one in judged if one.condition]
+    conditions += several.conditions_of_ranks(_summaries(judged))
     return Report(
         tuple(_one_for_each_cause(judged)),
-        _reason_of_ranks(judged),
+        reason,
         unjudged,
         counts,
-        _condition(judged),
+        conditions[0] if conditions else "",
     )
-
-
-def _condition(judged: Sequence[_Judged]) -> str:
-    """Say what has to be meant in the first ledger where something has, or else of all of them together."""
-    of_each = [one.condition for one in judged if one.condition]
-    together = several.conditions_of_ranks(_summaries(judged))
-    return next(iter([*of_each, *together]), "")
 
 
 def _summaries(judged: Sequence[_Judged]) -> list[several.RankSummary]:
     return [one.summary for one in judged if one.summary is not None]
-
-
-def _reason_of_ranks(judged: Sequence[_Judged]) -> str:
-    """Say why a rank has no verdict; of all for the same reason, only that."""
-    reasons = {one.reason for one in judged}
-    if len(reasons) == 1:
-        return reasons.pop()
-    first = next(one for one in judged if one.reason)
-    return f"rank {first.rank}: {first.reason}"
 
 
 @dataclass
@@ -222,6 +187,10 @@ class _Judged:
     reason: str = ""
     unjudged: dict[str, str] = field(default_factory=dict)
     condition: str = ""
+
+    def of_rank(self, text: str) -> str:
+        """Say of a text whose it is, where there are files of several ranks."""
+        return text if self.rank is None else f"rank {self.rank}: {text}"
 
 
 def _judge(ledger: Ledger, rank: int | None) -> _Judged:
@@ -240,7 +209,7 @@ def _judge(ledger: Ledger, rank: int | None) -> _Judged:
     if judged.reason:
         return judged
     for rule in RULES:
-        every = rule.find(analysis) if rule.find is not None else ()
+        every = () if rule.compares else rule.find(analysis)
         judged.findings[rule.name] = [
             replace(each, rule=rule.name, rank=rank) for each in every
         ]
@@ -318,9 +287,8 @@ def _reasons_of(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> Iterat
         yield f"{optimizer.name} {_FED}"
     yield _unread(analysis, optimizer)
     # A window holds backwards of several places of the weights, as a SAM's does.
-    moved = analysis.events.detail("moved", default=False)
-    moved = moved & ~analysis.events.where("within", "step")
-    if any(moved[used[1:]].any() for used in optimizer.full_windows.values()):
+    moved = analysis.moved & ~analysis.closures
+    if any(moved[used[1:]].any() for used in optimizer.windows.values()):
         yield _MOVED
 
 
@@ -405,8 +373,8 @@ def _findings(rule: Rule, judged: list[_Judged]) -> Iterator[Finding]:
     """Return what a rule has found in each rank, and by comparing them."""
     for one in judged:
         yield from one.findings.get(rule.name, ())
-    if rule.compare is not None:
-        for finding in rule.compare(_summaries(judged)):
+    if rule.compares:
+        for finding in rule.find(_summaries(judged)):
             # In one ledger the optimizers of all ranks are numbered through.
             rank = finding.rank if judged[0].rank is not None else None
             yield replace(finding, rule=rule.name, rank=rank)

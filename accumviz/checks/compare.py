@@ -204,41 +204,49 @@ def compare(a: Ledger | Recorded, b: Ledger | Recorded) -> Comparison:
     """
     a, b = recorded(a, "compare"), recorded(b, "compare")
     common, notes = _common_parameters(a, b)
-    pairs = list(zip(_steps(a, "a"), _steps(b, "b"), strict=False))
-    counts = len(a.windows()), len(b.windows())
+    windows = {"a": a.windows(), "b": b.windows()}
+    for side, of_side in windows.items():
+        if not of_side:
+            raise ValueError(
+                f"compare() found no step in {side}; expected recordings in which an optimizer steps"
+            )
+    counts = len(windows["a"]), len(windows["b"])
     if counts[0] != counts[1]:
         notes.append(f"steps: {counts[0]} in a, {counts[1]} in b")
-    steps: list[StepPair] = []
+    both = zip(*windows.values(), strict=False)
+    pairs = [_Pair(a, b, in_a, in_b, common) for in_a, in_b in both]
+    steps = []
     first = None
-    for number, (one, other) in enumerate(pairs):
-        parts = _distances(one, other, common, one.window.step, other.window.step)
+    for number, pair in enumerate(pairs):
         note = "" if first is None else "the weights differ by now"
-        pair = StepPair(
-            one.window.step, other.window.step, _relative(parts), parts, note
-        )
-        if first is None and pair.at_least > _rounding(a, b, pair):
+        parts = pair.distances(pair.in_a.step, pair.in_b.step)
+        step = StepPair(pair.in_a.step, pair.in_b.step, _relative(parts), parts, note)
+        steps.append(step)
+        if first is None and step.at_least > pair.rounding(step):
             first = number
-        steps.append(pair)
-    if not all(pair.exact for pair in steps):
+    if not all(step.exact for step in steps):
         notes.append(
             "of some parameters only norms were kept: see `exact=N` of `record`"
         )
     parting = None
     causes: list[Cause] = []
     if first is not None:
-        parting = _parting(*pairs[first], common, _rounding(a, b, steps[first]))
-        causes = _causes(*pairs[first], common)
+        pair = pairs[first]
+        parting = _parting(pair, pair.rounding(steps[first]))
+        causes = _causes(pair)
     return Comparison(tuple(steps), first, parting, tuple(causes), tuple(notes))
 
 
 # --- what is compared -------------------------------------------------------------------------
 
-# A parameter that both have: its name, its column in a, its column in b.
-_Column = tuple[str, int, int]
+# A parameter by its name and shape, and its column in a ledger.
+_Columns = dict[tuple[str, tuple[int, ...]], int]
 
 
-def _common_parameters(a: Ledger, b: Ledger) -> tuple[list[_Column], list[str]]:
-    """Return the parameters of one name and shape in both, and notes of the others."""
+def _common_parameters(
+    a: Ledger, b: Ledger
+) -> tuple[list[tuple[str, int, int]], list[str]]:
+    """Return name and columns of the parameters of one name and shape in both, and notes of the others."""
     in_a, in_b = _columns(a), _columns(b)
     common = [(key[0], in_a[key], in_b[key]) for key in in_a if key in in_b]
     if not common:
@@ -246,13 +254,14 @@ def _common_parameters(a: Ledger, b: Ledger) -> tuple[list[_Column], list[str]]:
             f"compare() found no parameter that both have: a has {_some(in_a)}, b has {_some(in_b)}; "
             "expected two recordings of one model, recorded in the same way, as in record(model, optimizer)"
         )
-    only = (("a", in_a.keys() - in_b.keys()), ("b", in_b.keys() - in_a.keys()))
-    notes = [f"only in {side}: {_some(sorted(keys))}" for side, keys in only if keys]
+    only = {"a": in_a.keys() - in_b.keys(), "b": in_b.keys() - in_a.keys()}
+    notes = [
+        f"only in {side}: {_some(sorted(keys))}" for side, keys in only.items() if keys
+    ]
     return common, notes
 
 
-def _columns(ledger: Ledger) -> dict[tuple[str, tuple[int, ...]], int]:
-    """Return the column of each name and shape."""
+def _columns(ledger: Ledger) -> _Columns:
     columns = {}
     for column, parameter in enumerate(ledger.parameters):
         if not parameter.unsharded_of:
@@ -266,75 +275,59 @@ def _some(keys: Iterable[tuple[str, tuple[int, ...]]]) -> str:
     return ", ".join(names[:_LISTED]) + more or "none"
 
 
-class _Gradient(NamedTuple):
-    """The elements of a gradient, or its norm where they were not kept."""
+class _Pair(NamedTuple):
+    """Two steps that are compared: their ledgers and windows, and name and columns of the common parameters."""
 
-    elements: np.ndarray
-    exact: bool
+    a: Ledger
+    b: Ledger
+    in_a: Window
+    in_b: Window
+    common: list[tuple[str, int, int]]
+
+    def distances(
+        self, event_a: int, event_b: int, factor: float = 1.0
+    ) -> tuple[ParameterDistance, ...]:
+        """Measure each parameter's distance between an event of a and, times a factor, one of b."""
+        distances = []
+        for name, i, j in self.common:
+            left, left_exact = _gradient(self.a, self.in_a, i, event_a)
+            right, right_exact = _gradient(self.b, self.in_b, j, event_b)
+            exact = left_exact and right_exact
+            if not exact:
+                left, right = (np.array(np.linalg.norm(each)) for each in (left, right))
+            with np.errstate(invalid="ignore", over="ignore"):
+                squared = float(np.square(left - factor * right).sum())
+                size = float(np.square(factor * right).sum())
+            distances.append(ParameterDistance(name, squared, size, exact))
+        return tuple(distances)
+
+    def rounding(self, step: StepPair) -> float:
+        """Return how far gradients may differ by the order of additions; norms are kept in single precision."""
+        parameters = *self.a.parameters, *self.b.parameters
+        double = all(parameter.dtype == "float64" for parameter in parameters)
+        return _ROUNDING_FLOAT64 if step.exact and double else _ROUNDING
 
 
-class _TakenStep(NamedTuple):
-    """A step that changed weights, and the backwards that it consumed."""
+def _gradient(
+    ledger: Ledger, window: Window, p: int, event: int
+) -> tuple[np.ndarray, bool]:
+    """Return what a window's step reads of a parameter, or what a backward adds to it.
 
-    ledger: Ledger
-    window: Window
-
-    def gradient(self, p: int, event: int) -> _Gradient:
-        """Return what the step reads of a parameter, or what a backward adds to it; 0 of another optimizer's."""
-        ledger = self.ledger
-        of, norms, bit = "contribution", ledger.contribution, CONTRIBUTED
-        if event == self.window.step:
-            of, norms, bit = "grad", ledger.grad, PRESENT
-        optimizer = ledger[self.window.step].details.get("optimizer_index", 0)
-        is_owned = optimizer in ledger.parameters[p].optimizers
-        if not is_owned or not ledger.state[event, p] & bit:
-            return _Gradient(np.zeros(1), exact=True)
-        if p in ledger.exact:
-            return _Gradient(ledger.values(p, of)[event], exact=True)
-        return _Gradient(norms[event, p : p + 1].astype(float), exact=False)
-
-    @property
-    def shares(self) -> Shares:
-        """What each backward weighs in the step, of those that it consumed."""
-        rows = self.ledger.shares().of(self.window.step)
-        return rows.take(~rows.erased)
-
-
-def _steps(ledger: Ledger, side: str) -> list[_TakenStep]:
-    """Return the steps of a recording. Raises `ValueError` where there is none."""
-    steps = [_TakenStep(ledger, window) for window in ledger.windows()]
-    if not steps:
-        raise ValueError(
-            f"compare() found no step in {side}; expected recordings in which an optimizer steps"
-        )
-    return steps
+    That is each element, and True, or their norm, and False; nothing of another optimizer's parameter.
+    """
+    of, norms, bit = "contribution", ledger.contribution, CONTRIBUTED
+    if event == window.step:
+        of, norms, bit = "grad", ledger.grad, PRESENT
+    optimizer = ledger[window.step].details.get("optimizer_index", 0)
+    is_owned = optimizer in ledger.parameters[p].optimizers
+    if not is_owned or not ledger.state[event, p] & bit:
+        return np.zeros(1), True
+    if p in ledger.exact:
+        return ledger.values(p, of)[event], True
+    return norms[event, p : p + 1].astype(float), False
 
 
 # --- distances --------------------------------------------------------------------------------
-
-
-def _distances(
-    a: _TakenStep,
-    b: _TakenStep,
-    common: list[_Column],
-    event_a: int,
-    event_b: int,
-    factor: float = 1.0,
-) -> tuple[ParameterDistance, ...]:
-    """Measure each parameter's distance between an event of a and, times a factor, one of b."""
-    distances = []
-    for name, i, j in common:
-        one = a.gradient(i, event_a)
-        other = b.gradient(j, event_b)
-        exact = one.exact and other.exact
-        left, right = one.elements, factor * other.elements
-        if not exact:
-            left, right = (np.array(np.linalg.norm(each)) for each in (left, right))
-        with np.errstate(invalid="ignore", over="ignore"):
-            squared = float(np.square(left - right).sum())
-            size = float(np.square(right).sum())
-        distances.append(ParameterDistance(name, squared, size, exact))
-    return tuple(distances)
 
 
 def _relative(parts: Sequence[ParameterDistance]) -> float:
@@ -354,29 +347,24 @@ def _root_ratio(squared: float, size: float) -> float:
     return math.sqrt(squared / size) if size else 0.0
 
 
-def _rounding(a: Ledger, b: Ledger, pair: StepPair) -> float:
-    """Return how far gradients may differ by the order of additions; norms are kept in single precision."""
-    dtypes = {parameter.dtype for parameter in (*a.parameters, *b.parameters)}
-    return _ROUNDING_FLOAT64 if pair.exact and dtypes == {"float64"} else _ROUNDING
-
-
 # --- causes -----------------------------------------------------------------------------------
 
 
-def _causes(a: _TakenStep, b: _TakenStep, common: list[_Column]) -> list[Cause]:
+def _causes(pair: _Pair) -> list[Cause]:
     """Return the causes that gradients and shares prove."""
-    sums = [math.fsum(step.shares.share) for step in (a, b)]
-    factor = sums[0] / sums[1] if sums[1] else math.nan
-    parts = _distances(a, b, common, a.window.step, b.window.step, factor)
+    shares = _shares(pair.a, pair.in_a), _shares(pair.b, pair.in_b)
+    in_a, in_b = (math.fsum(each.share) for each in shares)
+    factor = in_a / in_b if in_b else math.nan
+    parts = pair.distances(pair.in_a.step, pair.in_b.step, factor)
     is_factor = abs(factor - 1) > _TOLERANCE and _relative(parts) <= _TOLERANCE
     if is_factor and all(part.exact for part in parts):
         said = (
-            f"a's gradient is {factor:.4g} times b's, and so are its shares: they add up to {sums[0]:.4g} in a "
-            f"({len(a.window.backwards)} backwards) and to {sums[1]:.4g} in b ({len(b.window.backwards)})."
+            f"a's gradient is {factor:.4g} times b's, and so are its shares: they add up to {in_a:.4g} in a "
+            f"({len(pair.in_a.backwards)} backwards) and to {in_b:.4g} in b ({len(pair.in_b.backwards)})."
         )
         return [Cause("factor", said)]
-    spreads = {"a": _spread(a.shares), "b": _spread(b.shares)}
-    uneven = max(spreads, key=lambda side: spreads[side])
+    spreads = {"a": _spread(shares[0]), "b": _spread(shares[1])}
+    uneven = max(spreads, key=spreads.__getitem__)
     if min(spreads.values()) <= 1 + _TOLERANCE < spreads[uneven]:
         said = (
             f"In {uneven}, an element of one micro-batch weighs up to {spreads[uneven]:.4g} times as much as one of "
@@ -384,6 +372,12 @@ def _causes(a: _TakenStep, b: _TakenStep, common: list[_Column]) -> list[Cause]:
         )
         return [Cause("uneven shares", said)]
     return []
+
+
+def _shares(ledger: Ledger, window: Window) -> Shares:
+    """Return what each backward weighs in a step, of those that it consumed."""
+    rows = ledger.shares().of(window.step)
+    return rows.take(~rows.erased)
 
 
 def _spread(shares: Shares) -> float:
@@ -401,27 +395,24 @@ def _spread(shares: Shares) -> float:
 # --- where they part --------------------------------------------------------------------------
 
 
-def _parting(
-    a: _TakenStep, b: _TakenStep, common: list[_Column], rounding: float
-) -> Parting:
+def _parting(pair: _Pair, rounding: float) -> Parting:
     """Return the first backwards that add something else, or the steps where none does."""
-    ends = a.ledger[a.window.step], b.ledger[b.window.step]
-    of_a, of_b = a.window.backwards, b.window.backwards
+    of_a, of_b = pair.in_a.backwards, pair.in_b.backwards
+    said = (
+        "the step: what the backwards add is the same, and what the steps read is not"
+    )
     if len(of_a) != len(of_b):
         many = counted(len(of_a), "backward")
         said = f"the step: a has {many} in this window, b has {len(of_b)}"
-        return Parting(*ends, said)
-    for number, (one, other) in enumerate(zip(of_a, of_b, strict=True), 1):
-        off = _relative(_distances(a, b, common, one, other))
+        of_a = ()
+    for number, (one, other) in enumerate(zip(of_a, of_b, strict=False), 1):
+        off = _relative(pair.distances(one, other))
         if not off <= rounding:
             said = (
                 f"backward {number} of the window: what a adds is off by {percent(off)}"
             )
-            return Parting(a.ledger[one], b.ledger[other], said)
-    said = (
-        "the step: what the backwards add is the same, and what the steps read is not"
-    )
-    return Parting(*ends, said)
+            return Parting(pair.a[one], pair.b[other], said)
+    return Parting(pair.a[pair.in_a.step], pair.b[pair.in_b.step], said)
 
 
 # --- words ------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -18,19 +19,28 @@ from accumviz.checks.analysis import (
 )
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import calling_line
-from accumviz.ledger.events import CHANGED, PRESENT, Event
+from accumviz.ledger.events import CHANGED, Event
 from accumviz.ledger.flow import SAME, number
 
 # Of a scaler that begins too high, so few steps are skipped.
 _AGAIN = 3
 
 
-def lines_of(
-    analysis: LedgerAnalysis, event: int, step: int, *others: int
-) -> tuple[Event, Event]:
-    """Return an event at the line that leads to it alone, and the step at its own line there."""
-    at, end, *rest = (analysis.ledger[e] for e in (event, step, *others))
-    return calling_line(at, end, *rest), calling_line(end, at)
+def _misplaced(
+    analysis: LedgerAnalysis,
+    event: int,
+    step: int,
+    *backwards: int,
+    below: bool = False,
+    **about: Any,
+) -> Finding:
+    """Return an error at the line that leads to an event alone; it is to stand above the step's own line, or below."""
+    here, end, *others = (analysis.ledger[e] for e in (event, step, *backwards))
+    at = calling_line(here, end, *others)
+    end = calling_line(end, here)
+    suggestion = analysis.code.moved(at, end, below=below)
+    about = {"suggestion": suggestion, **about}
+    return analysis.finding("error", event, step=step, at=at, **about)
 
 
 # --- clips ------------------------------------------------------------------------------------
@@ -41,32 +51,29 @@ def clip_per_micro_batch(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
 ) -> Iterator[Finding]:
     """Find a clip between the backwards of one window, which shortens what is there already."""
-    every = {step: _clips_inside(optimizer, step) for step in optimizer.full_windows}
+    every = {step: _clips_inside(optimizer, step) for step in optimizer.windows}
     clips = {step: inside for step, inside in every.items() if inside}
     if not clips:
         return
     step, inside = next(iter(clips.items()))
-    clip = inside[0]
     window = optimizer.waiting(step)
-    at, end = lines_of(analysis, clip, step, window[0], window[-1])
     rows = analysis.shares.of(step)
     mine = (rows.optimizer == optimizer.optimizer) & ~rows.erased
-    ratios = [optimizer.clip_ratio(c) for c in inside]
-    yield analysis.finding(
-        "error",
-        clip,
-        step=step,
+    yield _misplaced(
+        analysis,
+        inside[0],
+        step,
+        window[0],
+        window[-1],
         evidence={
-            "clips between them multiply by": ratios,
+            "clips between them multiply by": list(map(optimizer.clip_ratio, inside)),
             "left of each backward": rows.clipped[mine].tolist(),
         },
         cause=(
             "The sum is clipped after each backward, so that what came early is shortened again and again, and the "
             "last micro-batch counts most."
         ),
-        suggestion=analysis.code.moved_above(at, end),
         times=sum(map(len, clips.values())),
-        at=at,
     )
 
 
@@ -76,8 +83,8 @@ def _clips_inside(optimizer: OptimizerHistory, step: int) -> list[int]:
     if not backwards:
         return []
     since = max(backwards[0], optimizer.previous_step(step))
-    inside = optimizer.changing_between("clip", since, backwards[-1]).tolist()
-    return [c for c in inside if optimizer.clip_ratio(c) < 1 - SAME]
+    inside = optimizer.changing("clip", since, backwards[-1]).tolist()
+    return [clip for clip in inside if optimizer.clip_ratio(clip) < 1 - SAME]
 
 
 @for_each_optimizer
@@ -85,81 +92,47 @@ def clip_on_the_wrong_side(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
 ) -> Iterator[Finding]:
     """Find a clip of gradients that the step has already read."""
-    late: dict[int, list[int]] = {}
-    for clip in analysis.at("clip").tolist():
-        owner = _reads_too_late(analysis, clip)
-        if owner is not None:
-            late.setdefault(owner, []).append(clip)
-    clips = late.get(optimizer.optimizer)
+    every = analysis.at("clip").tolist()
+    clips = [clip for clip in every if _reads_too_late(analysis, clip) is optimizer]
     if not clips:
         return
     clip, step = clips[0], optimizer.previous_step(clips[0])
     before = optimizer.backwards[optimizer.backwards < step][-1:].tolist()
-    at, end = lines_of(analysis, clip, step, *before)
-    yield analysis.finding(
-        "error",
+    yield _misplaced(
+        analysis,
         clip,
-        step=step,
+        step,
+        *before,
         evidence={"event of the step": step, "event of the clip": clip},
         cause="The clip comes after the step, which has read the gradients as they were: it has no effect.",
-        suggestion=analysis.code.moved_above(at, end),
         times=len(clips),
-        at=at,
     )
 
 
-def _reads_too_late(analysis: LedgerAnalysis, clip: int) -> int | None:
+def _reads_too_late(analysis: LedgerAnalysis, clip: int) -> OptimizerHistory | None:
     """Return the first optimizer of those that a clip concerns, where nothing has come since any of their steps."""
     event = analysis.ledger[clip]
-    if _only_measures(event):
+    # A clip to infinity measures, and changes nothing.
+    most = number(event.details.get("max_norm", 0.0))
+    if event.details.get("by") != "value" and not math.isfinite(most):
         return None
     on_rank = [o for o in analysis.optimizers if event.rank in (None, o.rank)]
-    concerned = [o for o in on_rank if o.changed_by(clip)]
-    changed = analysis.ledger.state[clip] & CHANGED
+    concerned = [o for o in on_rank if o.changed_by(np.array([clip])).size]
     # Where it changed nothing, nothing may be in `.grad` of any of them. What it changed may be handed to an optimizer.
-    if not changed.any():
+    if not (analysis.ledger.state[clip] & CHANGED).any():
         concerned = on_rank
-    if concerned and all(o.nothing_since_step(clip) for o in concerned):
-        return concerned[0].optimizer
-    return None
-
-
-def _only_measures(event: Event) -> bool:
-    """Return whether a clip is to infinity, and changes nothing."""
-    most = number(event.details.get("max_norm", 0.0))
-    return event.details.get("by") != "value" and not math.isfinite(most)
-
-
-def clip_of_nothing(analysis: LedgerAnalysis) -> Iterator[Finding]:
-    """Find a line that clips no parameter at all, each time, while there are gradients."""
-    clips = analysis.at("clip")
-    empty = analysis.events.detail("of_nothing", default=False)[clips]
-    lines = analysis.events.column("line")[clips]
-    for line in np.unique(lines[empty]).tolist():
-        event, *others = clips[lines == line].tolist()
-        present = analysis.ledger.state[event] & PRESENT
-        if not empty[lines == line].all() or not present.any():
-            continue
-        yield analysis.finding(
-            "note",
-            event,
-            evidence={"max_norm": analysis.detail(event, "max_norm") or "?"},
-            cause=(
-                "The clip is given no parameters, and nothing is clipped: `filter`, `map` and generators can be read "
-                "once, and the optimizer or an earlier clip has read this one. Make a list of it."
-            ),
-            times=1 + len(others),
-        )
+    late = all(o.nothing_since_step(clip) for o in concerned)
+    return concerned[0] if concerned and late else None
 
 
 # --- the scaler -------------------------------------------------------------------------------
 
 
-def _scaled(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> np.ndarray:
-    """Return the backwards whose loss the scaler had multiplied by something else than 1."""
-    scales = analysis.events.detail("amp_scale", 1.0)
-    scaled: np.ndarray = optimizer.backwards[scales[optimizer.backwards] != 1]
-    return scaled
+def _scaled(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> dict[int, float]:
+    """Return the backwards whose loss the scaler had multiplied by something else than 1, and by what."""
+    scales = analysis.events.detail("amp_scale", 1.0)[optimizer.backwards].tolist()
+    pairs = zip(optimizer.backwards.tolist(), scales, strict=True)
+    return {b: scale for b, scale in pairs if scale != 1}
 
 
 @for_each_optimizer
@@ -168,20 +141,22 @@ def clip_scaled_grads(
 ) -> Iterator[Finding]:
     """Find a clip of gradients that the scaler has not unscaled yet."""
     scaled = _scaled(analysis, optimizer)
-    clips = optimizer.changing(analysis.at("clip")).tolist() if scaled.size else []
-    early = [c for c in clips if _clips_scaled(analysis, optimizer, scaled, c)]
+    clips = optimizer.changing("clip").tolist() if scaled else []
+    early = [c for c in clips if _clips_scaled(analysis, optimizer, [*scaled], c)]
     if not early:
         return
     clip = early[0]
-    steps = np.sort(np.concatenate([optimizer.steps, optimizer.skipped]))
-    after = steps[steps > clip][:1].tolist()
-    scale = _scale(analysis, scaled, clip)
+    steps = np.concatenate([optimizer.steps, optimizer.skipped])
+    step = min(steps[steps > clip].tolist(), default=None)
+    scale = scaled[max(b for b in scaled if b < clip)]
+    suggestion = ""
     # What is clipped more than once in a window cannot be unscaled each time.
-    once = bool(after) and sum(c < after[0] for c in early) == 1
+    if step is not None and sum(c < step for c in early) == 1:
+        suggestion = _unscaled_above(analysis, clip, step)
     yield analysis.finding(
         "error",
         clip,
-        step=after[0] if after else None,
+        step=step,
         evidence={
             "scale": scale,
             "max_norm": analysis.ledger[clip].details.get("max_norm", "?"),
@@ -191,7 +166,7 @@ def clip_scaled_grads(
             f"The clip sees gradients that are still multiplied by {scale:g}; after the division, next to nothing "
             "is left."
         ),
-        suggestion=_unscaled_above(analysis, clip, after[0]) if once else "",
+        suggestion=suggestion,
         times=len(early),
     )
 
@@ -199,32 +174,24 @@ def clip_scaled_grads(
 def _unscaled_above(analysis: LedgerAnalysis, clip: int, step: int) -> str:
     """Suggest to unscale above a clip, with the names that the step's line has."""
     call = re.search(r"([\w.]+)\.step\(\s*([\w.]+)", analysis.ledger[step].source)
-    line = "scaler.unscale_(optimizer)"
-    if call is not None:
-        line = f"{call[1]}.unscale_({call[2]})"
-    return analysis.code.added_above(analysis.ledger[clip], line)
-
-
-def _scale(analysis: LedgerAnalysis, scaled: np.ndarray, event: int) -> float:
-    """Return the scale of the last backward before an event."""
-    last = scaled[scaled < event][-1:].tolist()
-    return number(analysis.detail(last[0], "amp_scale")) if last else math.nan
+    scaler, optimizer = call.groups() if call else ("scaler", "optimizer")
+    line = f"{scaler}.unscale_({optimizer})"
+    return analysis.code.added(analysis.ledger[clip], line)
 
 
 def _clips_scaled(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, scaled: np.ndarray, clip: int
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, scaled: list[int], clip: int
 ) -> bool:
     """Return whether a clip shortened gradients of this window that nothing had unscaled."""
     since = optimizer.previous_step(clip)
-    inside = between(scaled, since, clip)
-    if not inside.size or optimizer.clip_ratio(clip) >= 1 - SAME:
-        return False
+    inside = between(np.array(scaled), since, clip)
     # The limit may be as many times larger.
-    if "get_scale" in analysis.ledger[clip].source:
+    scaled_limit = "get_scale" in analysis.ledger[clip].source
+    if not inside.size or scaled_limit or optimizer.clip_ratio(clip) >= 1 - SAME:
         return False
-    unscales = optimizer.changing_between("unscale", since, clip)
+    unscales = optimizer.changing("unscale", since, clip)
     # A hand may have unscaled.
-    edits = optimizer.changing_between("edit", int(inside[-1]), clip)
+    edits = optimizer.changing("edit", int(inside[-1]), clip)
     return not (unscales.size or edits.size)
 
 
@@ -233,37 +200,36 @@ def backward_after_unscale(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
 ) -> Iterator[Finding]:
     """Find a scaled contribution added to a sum that is unscaled already."""
-    scaled = set(_scaled(analysis, optimizer).tolist())
+    scaled = _scaled(analysis, optimizer)
     late = []
-    for step, window in optimizer.full_windows.items():
+    for step, window in optimizer.windows.items():
         # What an earlier step has unscaled and left is another mistake.
         since = max(window[0], optimizer.previous_step(step))
-        inside = optimizer.changing_between("unscale", since, step).tolist()
+        inside = optimizer.changing("unscale", since, step).tolist()
         after = [b for b in window if inside and b > inside[0] and b in scaled]
         if after:
             late.append((after[0], inside, step))
     if not late:
         return
     b, inside, step = late[0]
-    scale = number(analysis.detail(b, "amp_scale"))
-    at, end = lines_of(analysis, inside[0], step, b)
-    yield analysis.finding(
-        "error",
+    # An `update` that stands between two of them belongs to the step as well.
+    several: dict[str, Any] = {"suggestion": ""} if len(inside) > 1 else {}
+    yield _misplaced(
+        analysis,
         inside[0],
-        step=step,
+        step,
+        b,
         evidence={
             "event of the unscale": inside[0],
             "event of the backward after it": b,
-            "scale": scale,
+            "scale": scaled[b],
         },
         cause=(
             f"Backward {b} comes after `unscale_`: it is not unscaled, or those before it are unscaled twice. "
             "Unscale once, before the step."
         ),
-        # An `update` that stands between two of them belongs to the step as well.
-        suggestion=analysis.code.moved_above(at, end) if len(inside) == 1 else "",
         times=len(late),
-        at=at,
+        **several,
     )
 
 
@@ -275,11 +241,13 @@ def scaler_updated_between_steps(
     scales = analysis.events.detail("amp_scale", 1.0)
     scaled = _scaled(analysis, optimizer)
     changed = []
-    for step, window in optimizer.full_windows.items():
-        unscales = optimizer.changing_between("unscale", window[0], step)
-        for b in np.intersect1d(window, scaled).tolist():
-            if unscales.size and not is_close(scales[b], scales[unscales[0]]):
-                changed.append((b, int(unscales[0]), step))
+    for step, window in optimizer.windows.items():
+        unscales = optimizer.changing("unscale", window[0], step)[:1].tolist()
+        for unscale in unscales:
+            others = [b for b in window if not is_close(scales[b], scales[unscale])]
+            others = [b for b in others if b in scaled]
+            if others:
+                changed.append((others[0], unscale, step))
     if not changed:
         return
     b, unscale, step = changed[0]
@@ -289,14 +257,14 @@ def scaler_updated_between_steps(
         step=step,
         evidence={
             "event of the backward": b,
-            "scaled by": float(scales[b]),
+            "scaled by": scaled[b],
             "unscaled by": float(scales[unscale]),
         },
         cause=(
-            f"Backward {b} was scaled by {scales[b]:g}, and its gradients are divided by {scales[unscale]:g}: "
+            f"Backward {b} was scaled by {scaled[b]:g}, and its gradients are divided by {scales[unscale]:g}: "
             "`scaler.update()` ran in between. Call it once, after all steps."
         ),
-        times=len({step for _, _, step in changed}),
+        times=len(changed),
     )
 
 
@@ -308,39 +276,44 @@ def scheduler_per_micro_batch(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
 ) -> Iterator[Finding]:
     """Find a learning-rate scheduler that steps with each backward, where the optimizer steps with each window."""
-    schedules, steps = _stepped_too_often(analysis, optimizer)
+    schedules = _schedules(analysis, optimizer)
+    steps = _stepped_too_often(analysis, optimizer, schedules)
     if not steps or _comes_to_nothing(analysis, schedules):
         return
-    window = optimizer.windows[steps[0]]
-    first = int(schedules[schedules > window[0]][0])
-    at, end = lines_of(analysis, first, steps[0], window[0])
-    yield analysis.finding(
-        "error",
-        first,
-        step=steps[0],
+    step, backward = steps[0], optimizer.windows[steps[0]][0]
+    yield _misplaced(
+        analysis,
+        int(schedules[schedules > backward][0]),
+        step,
+        backward,
+        below=True,
         evidence={
-            "scheduler steps": int(schedules.size),
-            "optimizer steps": int(optimizer.steps.size),
-            "backwards": int(optimizer.backwards.size),
+            "scheduler steps": schedules.size,
+            "optimizer steps": optimizer.steps.size,
+            "backwards": optimizer.backwards.size,
             "learning rates": _rates(analysis, schedules)[:8],
         },
         cause=(
             f"The scheduler steps with every micro-batch, {schedules.size} times for {optimizer.steps.size} "
             "optimizer steps: the learning rate changes that much too fast."
         ),
-        suggestion=analysis.code.moved_below(at, end),
         times=len(steps),
-        at=at,
     )
 
 
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what has to be meant for a healthy loop to be so: a schedule that was made for as many micro-batches."""
     for optimizer in analysis.optimizers:
-        schedules, steps = _stepped_too_often(analysis, optimizer)
-        if steps and _comes_to_nothing(analysis, schedules):
+        schedules = _schedules(analysis, optimizer)
+        too_often = _stepped_too_often(analysis, optimizer, schedules)
+        if too_often and _comes_to_nothing(analysis, schedules):
             yield "a schedule of the micro-batches is meant"
-        idle = _after_skipped_steps(optimizer, schedules)
+        # Steps of a scheduler since the last of which the scaler skipped all steps.
+        idle = 0
+        for pair in pairwise([-1, *schedules.tolist()]):
+            skipped = between(optimizer.skipped, *pair)
+            taken = between(optimizer.steps, *pair)
+            idle += skipped.size > 0 and not taken.size
         if idle >= _AGAIN:
             yield f"a schedule that moves on with {idle} steps that the scaler skipped is meant"
 
@@ -353,30 +326,18 @@ def _schedules(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> np.ndar
     return mine
 
 
-def _after_skipped_steps(optimizer: OptimizerHistory, schedules: np.ndarray) -> int:
-    """Count the steps of a scheduler since the last of which the scaler skipped all steps."""
-    idle = 0
-    for pair in pairwise([-1, *schedules.tolist()]):
-        skipped = between(optimizer.skipped, *pair)
-        taken = between(optimizer.steps, *pair)
-        idle += skipped.size > 0 and not taken.size
-    return idle
-
-
 def _stepped_too_often(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> tuple[np.ndarray, list[int]]:
-    """Return a scheduler's steps, and the steps of most windows between whose backwards it steps; else none."""
-    schedules = _schedules(analysis, optimizer)
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, schedules: np.ndarray
+) -> list[int]:
+    """Return the steps of most windows, where a scheduler steps between any two of their backwards; else none."""
     windows = {s: used for s, used in optimizer.windows.items() if len(used) > 1}
-    steps = [s for s in windows if _between_all(schedules, windows[s])]
-    most = schedules.size and 2 * len(steps) > len(windows)
-    if not most or _is_given_its_place(analysis.ledger[int(schedules[0])]):
-        return schedules, []
-    return schedules, steps
+    steps = [s for s, used in windows.items() if _is_between_all(schedules, used)]
+    if not schedules.size or 2 * len(steps) <= len(windows):
+        return []
+    return [] if _is_given_its_place(analysis.ledger[int(schedules[0])]) else steps
 
 
-def _between_all(schedules: np.ndarray, window: list[int]) -> bool:
+def _is_between_all(schedules: np.ndarray, window: list[int]) -> bool:
     """Return whether a scheduler steps between any two backwards of a window."""
     return all(between(schedules, *pair).size for pair in pairwise(window))
 

@@ -5,9 +5,10 @@ What compares ranks needs a few numbers of each, so that one ledger is in memory
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,9 @@ from accumviz.checks.report import Finding
 from accumviz.ledger.events import CHANGED, PRESENT
 from accumviz.ledger.flow import number, scatters
 
+# What several ranks have, and the norm of a clip, are rounded more than what one rank has.
+_SAME_WEIGHT, _SAME_NORM = 1e-2, 1e-4
+
 # --- one process of several -------------------------------------------------------------------
 
 
@@ -33,7 +37,6 @@ def no_sync_excludes_forward(
     no_sync = analysis.events.detail("no_sync", None)
     armed = analysis.events.detail("armed", None)
     quiet = [b for b in optimizer.backwards.tolist() if no_sync[b] is True]
-    yield from _synced_for_others(analysis, optimizer, quiet)
     synced = [b for b in quiet if armed[b] is True]
     if not synced:
         return
@@ -53,34 +56,6 @@ def no_sync_excludes_forward(
     )
 
 
-def _synced_for_others(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, quiet: list[int]
-) -> Iterator[Finding]:
-    """Find backwards in one network's `no_sync` that synchronise another one, whose gradients are then zeroed."""
-    inside = analysis.events.where("kind", "sync")
-    inside = inside & analysis.events.where("within", "backward")
-    for other in analysis.optimizers:
-        syncs = other.changing(np.flatnonzero(inside))
-        places = other.backwards.searchsorted(syncs)
-        synced = set(other.backwards[places[places > 0] - 1].tolist())
-        in_vain = [b for b in quiet if b in synced and b not in other.first_step_of]
-        if not in_vain or np.intersect1d(optimizer.columns, other.columns).size:
-            continue
-        yield analysis.finding(
-            "warning",
-            in_vain[0],
-            evidence={
-                "backwards in no_sync": len(quiet),
-                "of which synchronised": len(in_vain),
-            },
-            cause=(
-                "`no_sync` of one network does not hold for another: this backward averages the gradients of "
-                f"{other.name} over the ranks, and they are zeroed. Enter the `no_sync` of both, or freeze the other."
-            ),
-            times=len(in_vain),
-        )
-
-
 @for_each_optimizer
 def ddp_unsynced_step(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
@@ -90,12 +65,14 @@ def ddp_unsynced_step(
         return
     unsynced, averaged = _unsynced(analysis, optimizer)
     # A loop that never shares gradients, and never meant to, averages weights (LocalSGD).
-    wrong = unsynced
-    if not averaged:
-        wrong = [one for one in unsynced if _was_meant(analysis, one[1][-1])]
+    wrong = {
+        step: late
+        for step, late in unsynced.items()
+        if averaged or _was_meant(analysis, late[-1])
+    }
     if not wrong:
         return
-    step, late = wrong[0]
+    step, late = next(iter(wrong.items()))
     b = late[-1]
     yield analysis.finding(
         "error",
@@ -136,23 +113,22 @@ def _was_meant(analysis: LedgerAnalysis, backward: int) -> bool:
 
 def _unsynced(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> tuple[list[tuple[int, list[int]]], int]:
+) -> tuple[dict[int, list[int]], int]:
     """Return the steps that read what came after the last average, with that, and how many read averages.
 
     Parameters that are never averaged do not count, unless that is all of them.
     """
-    syncs = optimizer.changing(analysis.at("sync"))
-    state = analysis.ledger.state[np.ix_(syncs, optimizer.columns)]
-    changed = (state & CHANGED).astype(bool)
+    syncs = optimizer.changing("sync")
+    changed = analysis.ledger.state[np.ix_(syncs, optimizer.columns)] & CHANGED > 0
     ever = changed.any(axis=0) if syncs.size else np.ones(optimizer.columns.size, bool)
     columns = optimizer.columns[ever]
-    last = np.full((syncs.size + 1, columns.size), -1, np.int32)
-    last[1:] = np.where(changed[:, ever], syncs[:, None], -1)
-    last = np.maximum.accumulate(last)
+    averages = np.where(changed[:, ever], syncs[:, None], -1)
+    none = np.full((1, columns.size), -1)
+    last = np.maximum.accumulate(np.concatenate([none, averages]))
     armed = analysis.events.detail("armed", None)
-    unsynced = []
+    unsynced = {}
     averaged = 0
-    for step, window in optimizer.full_windows.items():
+    for step, window in optimizer.windows.items():
         until = last[syncs.searchsorted(step)]
         backwards = np.array(window)
         reached = analysis.contributed[np.ix_(backwards, columns)]
@@ -161,13 +137,19 @@ def _unsynced(
         # Averaged too early, within the very window, is averaging that was meant.
         averaged += not late or until.max(initial=-1) > window[0]
         if late and armed[late[-1]] is not None:
-            unsynced.append((step, late))
+            unsynced[step] = late
     return unsynced, averaged
 
 
 def fsdp2_zero_keeps_unsharded(analysis: LedgerAnalysis) -> Iterator[Finding]:
     """Find a zeroing that does not reach the sum that FSDP2 keeps elsewhere."""
-    kept = _kept_by_zeros(analysis)
+    parameters = analysis.ledger.parameters
+    whole = [p for p, parameter in enumerate(parameters) if parameter.unsharded_of]
+    kept = {}
+    for zero in analysis.at("zero_grad").tolist():
+        names = [parameters[p].name for p in whole if _stays(analysis, zero, p)]
+        if names:
+            kept[zero] = names
     if not kept:
         return
     zero = min(kept)
@@ -185,18 +167,6 @@ def fsdp2_zero_keeps_unsharded(analysis: LedgerAnalysis) -> Iterator[Finding]:
     )
 
 
-def _kept_by_zeros(analysis: LedgerAnalysis) -> dict[int, list[str]]:
-    """Return the zeroings that leave whole gradients as they are, with the names of those."""
-    parameters = analysis.ledger.parameters
-    whole = [p for p, parameter in enumerate(parameters) if parameter.unsharded_of]
-    kept = {}
-    for zero in analysis.at("zero_grad").tolist():
-        names = [parameters[p].name for p in whole if _stays(analysis, zero, p)]
-        if names:
-            kept[zero] = names
-    return kept
-
-
 def _stays(analysis: LedgerAnalysis, zero: int, p: int) -> bool:
     """Return whether a whole gradient is there before a zeroing, and still there at the next contribution.
 
@@ -208,27 +178,11 @@ def _stays(analysis: LedgerAnalysis, zero: int, p: int) -> bool:
     if not mine or not zero or not present[zero - 1]:
         return False
     reached = analysis.contributed[zero:, p] & analysis.backward[zero:]
-    after = np.flatnonzero(reached)
-    return bool(after.size) and bool(present[zero : zero + int(after[0])].all())
+    after = np.flatnonzero(reached)[:1].tolist()
+    return any(present[zero : zero + first].all() for first in after)
 
-
-# An average is the same number on all ranks, up to the order of its additions.
-_SAME = 1e-2
 
 # --- what ranks say of themselves -------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class OptimizerSummary:
-    """One optimizer of one rank under DDP: its number there, how often it stepped, and on gradients of which norms.
-
-    Where it shares no gradients on purpose, there are no norms.
-    """
-
-    rank: int | None
-    place: int
-    steps: int
-    norms: list[float]
 
 
 class RankWindow(NamedTuple):
@@ -247,75 +201,46 @@ class RankWindow(NamedTuple):
     finding: Finding
 
 
-@dataclass(frozen=True)
-class RankSummary:
+class RankSummary(NamedTuple):
     """What the comparing rules need of a ledger.
 
-    `armed` has for each rank under DDP an unfinished finding at each backward that synchronised; `finished` are the
-    ranks that came to their end by themselves.
+    `steps` has for the optimizers under DDP of the ranks that came to their end by themselves, by their place, how
+    often they stepped: one that never steps may have been left behind by those that do. `norms` has for each of those
+    of a place the norm of each step's gradient; none where they share no gradients on purpose.
     """
 
-    optimizers: list[OptimizerSummary]
-    armed: dict[int, list[Finding]]
-    finished: frozenset[int]
     windows: list[RankWindow]
+    steps: dict[int, set[int]]
+    norms: dict[int, list[list[float]]]
 
 
 def summarise(analysis: LedgerAnalysis, rank: int | None = None) -> RankSummary:
     """Say what a ledger has to say to others; `rank` is whose it is, where it is not that of several."""
-    armed = _armed(analysis, rank)
-    finished = [r for r in armed if _has_finished(analysis, r)]
-    return RankSummary(
-        _summarise_optimizers(analysis, rank),
-        armed,
-        frozenset(finished),
-        list(_windows(analysis, rank)),
-    )
-
-
-def _armed(analysis: LedgerAnalysis, rank: int | None) -> dict[int, list[Finding]]:
-    """Return for each rank under DDP an unfinished finding at each backward that synchronised."""
-    flags = analysis.events.detail("armed", None)
-    armed: dict[int, list[Finding]] = {}
-    for event in np.flatnonzero(analysis.backward).tolist():
-        if flags[event] is None:
-            continue
-        its_rank = int(analysis.ranks[event]) if rank is None else rank
-        findings = armed.setdefault(its_rank, [])
-        if flags[event] is True:
-            finding = analysis.finding("error", event, cause="", evidence={})
-            findings.append(finding)
-    return armed
-
-
-def _summarise_optimizers(
-    analysis: LedgerAnalysis, rank: int | None
-) -> list[OptimizerSummary]:
-    """Return the optimizers under DDP. One that never steps may have been left behind by those that do."""
-    summaries = []
+    steps: dict[int, set[int]] = defaultdict(set)
+    norms: dict[int, list[list[float]]] = defaultdict(list)
     count: Counter[int | None] = Counter()
     for optimizer in analysis.every_optimizer:
         its_rank = optimizer.rank if rank is None else rank
-        if _is_replicated(analysis, optimizer):
-            place = count[its_rank]
-            norms = _norms_of_steps(analysis, optimizer)
-            summaries.append(
-                OptimizerSummary(its_rank, place, optimizer.steps.size, norms)
-            )
+        place = count[its_rank]
         count[its_rank] += 1
-    return summaries
+        if _is_replicated(analysis, optimizer):
+            norms[place].append(_norms_of_steps(analysis, optimizer))
+            if _has_finished(analysis, its_rank):
+                steps[place].add(optimizer.steps.size)
+    return RankSummary(list(_windows(analysis, rank)), steps, norms)
 
 
 def _norms_of_steps(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
 ) -> list[float]:
-    if _shares_nothing(analysis, optimizer):
+    if _shares_nothing(optimizer):
         return []
     grads = analysis.ledger.grad[np.ix_(optimizer.steps, optimizer.columns)]
-    return np.linalg.norm(grads.astype(float), axis=1).tolist()
+    norms: list[float] = np.linalg.norm(grads.astype(float), axis=1).tolist()
+    return norms
 
 
-def _has_finished(analysis: LedgerAnalysis, rank: int) -> bool:
+def _has_finished(analysis: LedgerAnalysis, rank: int | None) -> bool:
     """Return whether a rank's recording was closed with nothing raised."""
     ended = analysis.ledger.meta.get("ended")
     if isinstance(ended, Mapping):
@@ -331,14 +256,10 @@ def _is_replicated(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> boo
 
 def _windows(analysis: LedgerAnalysis, rank: int | None) -> Iterator[RankWindow]:
     """Return the windows whose shares are known, each with what says which of the ranks' belong together."""
-    numbers: dict[int | None, list[int]] = {}
-    of_rank: dict[int, int | None] = {}
-    for optimizer in analysis.optimizers:
-        numbers.setdefault(optimizer.rank, []).append(optimizer.optimizer)
-        of_rank[optimizer.optimizer] = optimizer.rank
+    of_rank = {o.optimizer: o.rank for o in analysis.optimizers}
     for (owner, objective), shares in analysis.objectives.items():
         its_rank = of_rank[owner]
-        place = numbers[its_rank].index(owner)
+        place = [o for o in of_rank if of_rank[o] == its_rank].index(owner)
         name = analysis.shares.objectives[objective]
         for order, share in enumerate(shares):
             rows = analysis.shares.of(share.step)
@@ -361,50 +282,12 @@ def _windows(analysis: LedgerAnalysis, rank: int | None) -> Iterator[RankWindow]
 # --- ranks compared ---------------------------------------------------------------------------
 
 
-def uneven_rank_backwards(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
-    """Find ranks that synchronise a different number of times, so that one waits for ever."""
-    armed: dict[int, list[Finding]] = {}
-    for rank in ranks:
-        armed |= rank.armed
-    if not armed:
-        return
-    counts = {rank: len(findings) for rank, findings in armed.items()}
-    most = max(counts, key=counts.__getitem__)
-    least = min(counts, key=counts.__getitem__)
-    many = counts[most]
-    few = counts[least]
-    finished = _finished(ranks)
-    # A rank that was done by itself has not waited: DDP's `join` lets others be done before it.
-    if many == few or most in finished or least not in finished:
-        return
-    evidence = {}
-    for rank_number, count in sorted(counts.items()):
-        evidence[f"synchronised backwards of rank {rank_number}"] = count
-    yield replace(
-        armed[most][few],
-        rank=most,
-        evidence=evidence,
-        cause=(
-            f"Rank {most} synchronises {many} backwards and rank {least} only {few}: the one more waits for an answer "
-            "that never comes."
-        ),
-        times=many - few,
-    )
-
-
-def _finished(ranks: Sequence[RankSummary]) -> set[int]:
-    finished: set[int] = set()
-    for rank in ranks:
-        finished |= rank.finished
-    return finished
-
-
 def _compared_windows(ranks: Sequence[RankSummary]) -> list[list[RankWindow]]:
     """Return the windows that all ranks of one average have, of which each rank weighs its own elements alike."""
-    kinds: dict[tuple[int, int, str], list[RankWindow]] = {}
+    kinds: dict[tuple[int, int, str], list[RankWindow]] = defaultdict(list)
     for rank in ranks:
         for window in rank.windows:
-            kinds.setdefault(window.kind, []).append(window)
+            kinds[window.kind].append(window)
     of_kinds = [windows for _, windows in sorted(kinds.items())]
     return [windows for windows in of_kinds if _can_be_compared(windows)]
 
@@ -412,19 +295,13 @@ def _compared_windows(ranks: Sequence[RankSummary]) -> list[list[RankWindow]]:
 def _can_be_compared(windows: list[RankWindow]) -> bool:
     """Return whether these are the windows of all ranks, and each rank weighs its own elements alike."""
     averaged = min(window.averaged for window in windows)
-    if len(windows) == 1 or averaged != len(windows):
-        return False
-    return all(_is_even(window) for window in windows)
-
-
-def _is_even(window: RankWindow) -> bool:
-    return window.least > 0 and is_close(window.least, window.most)
+    alike = all(w.least > 0 and is_close(w.least, w.most) for w in windows)
+    return alike and averaged == len(windows) > 1
 
 
 def rank_token_weight(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
     """Find ranks whose elements weigh differently, because each divides by its own count."""
-    every = _compared_windows(ranks)
-    odd = [windows for windows in every if _weigh_differently(windows)]
+    odd = [windows for windows in _compared_windows(ranks) if _differ(windows)]
     if not odd:
         return
     windows = sorted(odd[0], key=lambda window: window.rank or 0)
@@ -444,11 +321,12 @@ def rank_token_weight(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
     )
 
 
-def _weigh_differently(windows: list[RankWindow]) -> bool:
+def _differ(windows: list[RankWindow]) -> bool:
     """Return whether an element of one rank weighs more than one of another, where they have other numbers of them."""
     weights = [window.least for window in windows]
     uneven = len({window.elements for window in windows}) > 1
-    return uneven and not is_close(min(weights), max(weights), 1e-2)
+    alike = math.isclose(min(weights), max(weights), rel_tol=_SAME_WEIGHT)
+    return uneven and not alike
 
 
 # --- what has to be meant ---------------------------------------------------------------------
@@ -458,26 +336,21 @@ def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what has to be meant for a rank to be healthy by itself."""
     if not number(analysis.ledger.meta.get("ranks")) > 1:
         return
-    parameters = analysis.ledger.parameters
-    sharded = any(parameter.unsharded_of for parameter in parameters)
+    sharded = any(parameter.unsharded_of for parameter in analysis.ledger.parameters)
     for optimizer in analysis.optimizers:
+        clips = optimizer.changing("clip").tolist()
         if sharded:
-            if _clips_locally(analysis, optimizer):
+            if any(_is_local(analysis, optimizer, clip) for clip in clips):
                 yield "a clip by the norm of one rank's shards alone is meant"
-        elif _shares_nothing(analysis, optimizer):
+        elif _shares_nothing(optimizer):
             yield "ranks that share no gradients are meant"
 
 
-def _shares_nothing(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> bool:
+def _shares_nothing(optimizer: OptimizerHistory) -> bool:
     """Return whether several steps read no average. What is averaged after a step, and zeroed then, none has read."""
-    syncs = optimizer.changing(analysis.at("sync")).tolist()
+    syncs = optimizer.changing("sync").tolist()
     in_vain = all(optimizer.nothing_since_step(sync) for sync in syncs)
-    return in_vain and len(optimizer.full_windows) > 1
-
-
-def _clips_locally(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> bool:
-    clips = optimizer.changing(analysis.at("clip")).tolist()
-    return any(_is_local(analysis, optimizer, clip) for clip in clips)
+    return in_vain and len(optimizer.windows) > 1
 
 
 def _is_local(analysis: LedgerAnalysis, optimizer: OptimizerHistory, clip: int) -> bool:
@@ -485,48 +358,27 @@ def _is_local(analysis: LedgerAnalysis, optimizer: OptimizerHistory, clip: int) 
     total = number(analysis.detail(clip, "total_norm"))
     mine = np.array([p.rank == optimizer.rank for p in analysis.ledger.parameters])
     norms = analysis.ledger.grad[clip - 1, mine].astype(float)
-    finite = norms[np.isfinite(norms)]
-    norm = float(np.sqrt(np.square(finite).sum()))
-    return optimizer.clip_ratio(clip) < 1 and is_close(total, norm, 1e-4)
+    norm = float(np.linalg.norm(norms[np.isfinite(norms)]))
+    local = math.isclose(total, norm, rel_tol=_SAME_NORM)
+    return local and optimizer.clip_ratio(clip) < 1
 
 
 def conditions_of_ranks(ranks: Sequence[RankSummary]) -> Iterator[str]:
     """Say what has to be meant for healthy ranks to be so together."""
-    if _step_unevenly(ranks):
+    steps: dict[int, set[int]] = defaultdict(set)
+    norms: dict[int, list[list[float]]] = defaultdict(list)
+    for rank in ranks:
+        for place, counts in rank.steps.items():
+            steps[place] |= counts
+        for place, lists in rank.norms.items():
+            norms[place] += lists
+    if any(len(counts) > 1 for counts in steps.values()):
         yield "ranks that step a different number of times are meant"
     windows = _compared_windows(ranks)
-    if windows and all(_is_divided_by_ranks(of_ranks) for of_ranks in windows):
+    # The average divides by the ranks again.
+    totals = [sum(w.least * w.elements for w in of_ranks) for of_ranks in windows]
+    if windows and all(is_close(total, 1.0) for total in totals):
         yield f"a sum of 1/{len(windows[0])} over all ranks is meant in every step"
-    if _step_apart(ranks):
+    every = [step for lists in norms.values() for step in zip(*lists, strict=False)]
+    if any(max(step) - min(step) > _SAME_WEIGHT * max(step) for step in every):
         yield "ranks that step on different gradients are meant"
-
-
-def _step_unevenly(ranks: Sequence[RankSummary]) -> bool:
-    """Return whether an optimizer stepped more often on one rank than on another, of those that came to their end."""
-    finished = _finished(ranks)
-    steps: dict[int, set[int]] = {}
-    for rank in ranks:
-        for optimizer in rank.optimizers:
-            if optimizer.rank in finished:
-                counts = steps.setdefault(optimizer.place, set())
-                counts.add(optimizer.steps)
-    return any(len(counts) > 1 for counts in steps.values())
-
-
-def _step_apart(ranks: Sequence[RankSummary]) -> bool:
-    """Return whether an optimizer's gradients differ in their norm from one replica to another."""
-    norms: dict[int, list[list[float]]] = {}
-    for rank in ranks:
-        for optimizer in rank.optimizers:
-            norms.setdefault(optimizer.place, []).append(optimizer.norms)
-    for of_ranks in norms.values():
-        for step in zip(*of_ranks, strict=False):
-            if max(step) - min(step) > _SAME * max(step):
-                return True
-    return False
-
-
-def _is_divided_by_ranks(windows: list[RankWindow]) -> bool:
-    """Return whether the shares of all ranks add up to 1 before the average, which divides by the ranks again."""
-    total = sum(window.least * window.elements for window in windows)
-    return is_close(total, 1.0)

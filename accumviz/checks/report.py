@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -21,8 +22,6 @@ _REFERENCE = "api"
 _BOOK = Path(__file__).resolve().parents[2]
 
 SEVERITIES = ("error", "warning", "note")
-# So many lines of code stand above the user's, and below it.
-_AROUND = 2
 # So many equal numbers are written one by one.
 _FEW = 3
 # What has fewer columns is written as if it had so many.
@@ -54,7 +53,7 @@ class Finding:
 
     `rule` is its name, `severity` one of `"error"`, `"warning"` and `"note"`. `step` is the index of
     the step that it spoils (None where there is none), `event` that of the event to look at; `file`,
-    `line` and `source` are where that is, and `around` is the code there, by the numbers of its lines.
+    `line` and `source` are where that is.
     `evidence` holds the numbers, `cause` one sentence;
     `suggestion` shows the line as it is (`-`) and as it should be (`+`), or is empty. `times` counts
     how often it was met, `optimizer` is the number of the optimizer that it concerns, `rank` whose
@@ -74,7 +73,6 @@ class Finding:
     times: int = 1
     optimizer: int | None = None
     rank: int | None = None
-    around: tuple[tuple[int, str], ...] = ()
 
     @property
     def numbers(self) -> str:
@@ -125,26 +123,44 @@ class Report(Displayed):
     def __repr__(self) -> str:
         return self.text()
 
+    @property
+    def _verdict_first(self) -> str:
+        """The verdict, or how many findings of each severity there are."""
+        if self.verdict != "findings":
+            meant = f", if {self.condition}" if self.condition and self.healthy else ""
+            return self.verdict + meant
+        counts = Counter(finding.severity for finding in self.findings)
+        return ", ".join(
+            counted(counts[each], each) for each in SEVERITIES if counts[each]
+        )
+
     def text(self, *, color: bool = False, width: int = 0, local: bool = False) -> str:
         """The report as text, wrapped at `width` columns (0: not at all); with `color`, in a terminal's colours.
 
         With `local`, it leads to the book's files on this machine.
         """
         paint = _painted if color else _plain
-        page = _Lines(width, [], set())
-        page.add(self._head(), indent="")
-        if self.verdict != "findings":
-            page.lines[0] = page.lines[0].replace(
-                self.verdict, paint(self.verdict, self.verdict), 1
-            )
+        page = _Lines(width, [])
+        looked = ", ".join(
+            f"{many:,} {what if many != 1 else what.removesuffix('s')}"
+            for what, many in self.counts.items()
+        )
+        page.add(
+            f"Report: {self._verdict_first}" + (f" ({looked})" if looked else ""),
+            indent="",
+        )
+        painted = paint(self.verdict, self.verdict)
+        page.lines[0] = page.lines[0].replace(self.verdict, painted, 1)
         page.add(self.reason)
         page.add(self.not_seen)
         if sum(finding.severity != "note" for finding in self.findings) > 1:
             page.add("Begin with the first finding: others may follow from it.")
         for finding in self.findings:
-            page.lines.append("")
             _write(finding, page, paint)
-            page.lines.append(f"  Read: {entry(finding.rule, local=local)}")
+            read = address(finding.rule, local=local)
+            page.lines.append(
+                f"  Read: {read or f'the reference of the book, under {finding.rule}'}"
+            )
         if self.unjudged:
             page.lines.extend(["", "Not judged:"])
         why: dict[str, list[str]] = {}
@@ -153,25 +169,6 @@ class Report(Displayed):
         for reason, rules in why.items():
             page.add(f"{', '.join(rules)}: {reason}")
         return "\n".join(page.lines)
-
-    def _head(self) -> str:
-        looked = ", ".join(
-            f"{many:,} {what if many != 1 else what.removesuffix('s')}"
-            for what, many in self.counts.items()
-        )
-        head = self._counted() if self.verdict == "findings" else self.verdict
-        if self.condition and self.healthy:
-            head += f", if {self.condition}"
-        return f"Report: {head}" + (f" ({looked})" if looked else "")
-
-    def _counted(self) -> str:
-        counts = {
-            severity: sum(finding.severity == severity for finding in self.findings)
-            for severity in SEVERITIES
-        }
-        return ", ".join(
-            counted(many, severity) for severity, many in counts.items() if many
-        )
 
     def to_json(self) -> str:
         """The report for machines: one JSON object, with NaN and the infinities by name."""
@@ -195,8 +192,6 @@ class _Lines(NamedTuple):
 
     width: int
     lines: list[str]
-    # The lines of code that stand there among others.
-    shown: set[tuple[str, int]]
 
     def add(self, text: str, indent: str = "  ") -> None:
         """Add a paragraph, if there is one."""
@@ -218,56 +213,19 @@ def _write(finding: Finding, page: _Lines, paint: Callable[[str, str], str]) -> 
     head += "" if finding.rank is None else f"  rank {finding.rank}"
     head += "" if finding.step is None else f"  at event {finding.step}"
     head += f", {finding.times} times" if finding.times > 1 else ""
-    page.lines.append(head)
+    page.lines.extend(["", head])
     if finding.file or finding.line:
-        _write_code(finding, page)
+        source = literal(finding.source)
+        number = str(finding.line)
+        page.add_code(f"  {literal(finding.file)}:{number}")
+        page.add_code(f"  {number} | {source}".rstrip())
+        page.add_code(f"  {' ' * len(number)} | {'^' * len(source)}")
     page.add(finding.cause)
     page.add(finding.numbers)
     if finding.suggestion:
         page.add("Change it to:")
     for row in finding.suggestion.splitlines():
         page.lines.append(f"    {paint(literal(row), row[:1])}")
-
-
-def _write_code(finding: Finding, page: _Lines) -> None:
-    """Write the user's line with a caret below it, and the lines around it."""
-    page.add_code(f"  {literal(finding.file)}:{finding.line}")
-    rows: tuple[tuple[int, str], ...] = ((finding.line, finding.source),)
-    place = finding.file, finding.line
-    if finding.around and place not in page.shown:
-        rows = finding.around
-        page.shown.add(place)
-    texts = [literal(text.expandtabs(4)) for _, text in rows]
-    margin = min(_indent(text) for text in texts)
-    digits = len(str(rows[-1][0]))
-    for (number, _), text in zip(rows, texts, strict=True):
-        page.add_code(f"  {number:>{digits}} | {text[margin:]}".rstrip())
-        if number == finding.line:
-            carets = " " * (_indent(text) - margin) + "^" * len(text.strip())
-            page.add_code(f"  {'':>{digits}} | {carets}")
-
-
-def _indent(text: str) -> int:
-    """Return how far a line is indented; an empty one as far as any."""
-    return len(text) - len(text.lstrip()) if text.strip() else _NARROWEST
-
-
-def around(text: str, line: int) -> tuple[tuple[int, str], ...]:
-    """Return a line of a file with the two before and the two after it, by their numbers.
-
-    >>> around("a\\nb\\nc\\nd", 4)
-    ((2, 'b'), (3, 'c'), (4, 'd'))
-    """
-    lines = text.splitlines()
-    if not 0 < line <= len(lines):
-        return ()
-    first = max(line - _AROUND, 1)
-    last = min(line + _AROUND, len(lines))
-    while first < line and not lines[first - 1].strip():
-        first += 1
-    while last > line and not lines[last - 1].strip():
-        last -= 1
-    return tuple(enumerate(lines[first - 1 : last], first))
 
 
 def address(rule: str, *, local: bool = False) -> str:
@@ -281,16 +239,6 @@ def address(rule: str, *, local: bool = False) -> str:
     if local and not book and (built / f"{_REFERENCE}.html").exists():
         book = built.as_uri()
     return f"{book.rstrip('/')}/{_REFERENCE}.html#rule-{rule}" if book else ""
-
-
-def entry(rule: str, *, local: bool = False) -> str:
-    """Return where to read about a rule: an address, a line of the book's source, or a name in its reference."""
-    source = _BOOK / f"{_REFERENCE}.md"
-    found = address(rule, local=local)
-    if found or not local or not source.exists():
-        return found or f"the reference of the book, under {rule}"
-    before, _, _ = source.read_text("utf-8").partition(f"(rule-{rule})=")
-    return f"{source}:{before.count(chr(10)) + 1}"
 
 
 def setting(via: str, sources: Mapping[str, str]) -> str:

@@ -1,8 +1,8 @@
 """Suggestions: the user's line as it is (`-`) and as it should be (`+`), beside one that stays.
 
 A suggestion is empty where no line that was recorded is the one to change, and where it would break the code: the
-line stands under a condition that the other place does not have, the other place is not always reached, or the
-function would not compile, or has no such names as what is added or moved.
+line stands under a condition that the other place does not have, it is all of its block, or the function has no such
+names as what is added or moved.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import wraps
 from textwrap import dedent
-from typing import Any, NamedTuple
+from typing import Any
 
 from accumviz.ledger.events import Event
 from accumviz.show import literal
@@ -22,10 +24,13 @@ from accumviz.show import literal
 _KEPT = 4
 # Says that a line does something at times only, or several things, or begins a block.
 _CHOICE = re.compile(r"\b(if|for|and|or|lambda|else|with|while|try)\b|;|:\s*(#|$)")
-# What is done only at times, or in a way of its own; of that, what counts micro-batches.
-_GUARD = re.compile(r"(if|elif|else|while|try|except|finally|with|match|case)\b")
+# What counts micro-batches.
 _COUNT = re.compile(r"%|sync_gradients")
 _NAME = r"[A-Za-z_][\w.\[\]]*"
+# No code ends a block: it is indented as far as any.
+_FAR = 1000
+# What has statements, each on lines of its own.
+_HEADS = (ast.Module, ast.stmt, ast.ExceptHandler)
 
 
 def calling_line(event: Event, *others: Event) -> Event:
@@ -68,50 +73,153 @@ def replaced(event: Event, line: str) -> str:
     return f"- {literal(event.source)}\n+ {literal(line)}"
 
 
-class Line(NamedTuple):
-    """A line of code: where it is, and its text."""
+class _Function:
+    """The function that a line is in, or all of a file that is held: its statements, and what each stands in."""
 
-    file: str
-    line: int
-    text: str
+    def __init__(self, text: str, line: int) -> None:
+        self.rows = _rows_of_function(text.splitlines(), line)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.tree = ast.parse("\n".join(self.rows))
+        self._around: dict[Any, tuple[Any, list[Any]]] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, _HEADS):
+                for block in vars(node).values():
+                    if isinstance(block, list):
+                        self._around |= dict.fromkeys(block, (node, block))
+
+    def statement(self, line: int) -> ast.stmt:
+        """Return the innermost statement that a line is in. Raises `ValueError` where it is in none."""
+        statements = [node for node in self._around if isinstance(node, ast.stmt)]
+        at = [node for node in statements if line in _lines(node)]
+        return min(at, key=lambda node: len(_lines(node)))
+
+    def guards(self, line: int) -> dict[tuple[int, int], ast.stmt]:
+        """Return what a line is reached under at times only, or in a way of its own: the innermost first.
+
+        A key says at which line that is, and at which its branch begins.
+        """
+        node: Any = self.statement(line)
+        guards = {}
+        while node in self._around:
+            node, block = self._around[node]
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+                break
+            if not isinstance(node, ast.For):
+                guards[node.lineno, block[0].lineno] = node
+        return guards
+
+    def is_all(self, node: ast.stmt) -> bool:
+        """Return whether a statement is all of its block, so that nothing would be left without it."""
+        around, block = self._around[node]
+        return block == [node] and around is not self.tree
+
+    def may_move(self, node: ast.stmt, line: int) -> bool:
+        """Return whether a call may move to a line: no statement between them binds a name that it reads."""
+        between = range(*sorted((node.lineno, line)))
+        names = [name for name in ast.walk(self.tree) if isinstance(name, ast.Name)]
+        here = [name for name in names if name.lineno in between]
+        bound = {name.id for name in here if isinstance(name.ctx, ast.Store)}
+        return bound.isdisjoint(_names(node))
+
+    def has_names(self, line: str) -> bool:
+        """Return whether the names of another line are some of this function's."""
+        return _names(ast.parse(line)) <= _names(self.tree)
+
+
+def _names(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _rows_of_function(rows: list[str], line: int) -> list[str]:
+    """Return the lines of the function that a line is in, at their numbers; all lines where it is in none."""
+    indent = _indent(rows[line - 1])
+    for number in range(line - 2, -1, -1):
+        row = rows[number]
+        if _indent(row) >= indent:
+            continue
+        indent = _indent(row)
+        if row.lstrip().startswith(("def ", "async def ")):
+            ends = range(number + 1, len(rows))
+            last = next((at for at in ends if _indent(rows[at]) <= indent), len(rows))
+            body = rows[number + 1 : last]
+            function = dedent("\n".join([row, *body]))
+            return [""] * number + function.splitlines()
+    return rows
+
+
+def _indent(row: str) -> int:
+    """Return how far a line of code is indented."""
+    code = row.lstrip()
+    return len(row) - len(code) if code and not code.startswith((")", "#")) else _FAR
+
+
+def _lines(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or 0) + 1)
+
+
+def _or_nothing(suggest: Callable[..., str]) -> Callable[..., str]:
+    """Suggest nothing where a line is not held, or is no statement of Python."""
+
+    @wraps(suggest)
+    def attempt(*arguments: Any, **options: Any) -> str:
+        with suppress(LookupError, SyntaxError, ValueError):
+            return suggest(*arguments, **options)
+        return ""
+
+    return attempt
 
 
 class Code:
     """The user's files, as far as a ledger holds them: where a line may be added, and where it may be moved."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:
-        self._rows = {file: text.splitlines() for file, text in sources.items()}
+        self._sources = sources
 
+    def _function(self, event: Event) -> _Function:
+        return _Function(self._sources[event.file], event.line)
+
+    def _only_of(self, event: Event, other: Event) -> list[ast.stmt]:
+        """Return what one line is reached under, and another one is not: the innermost first."""
+        guards = self._function(event).guards(event.line)
+        theirs = self._function(other).guards(other.line)
+        same_file = event.file == other.file
+        return [node for at, node in guards.items() if not (same_file and at in theirs)]
+
+    @_or_nothing
     def removed(self, event: Event) -> str:
         """Take this line out."""
-        return self._edit_beside(event, [], taken=[_line(event)])
-
-    def added_above(self, event: Event, line: str) -> str:
-        """Add a line above this one."""
-        return self._edit_beside(event, [line])
-
-    def added_below(self, event: Event, line: str) -> str:
-        """Add a line below this one."""
-        return self._edit_beside(event, [line], below=True)
-
-    def moved_above(self, event: Event, other: Event) -> str:
-        """Move this line above the other one."""
-        return self._moved(event, other, below=False)
-
-    def moved_below(self, event: Event, other: Event) -> str:
-        """Move this line below the other one."""
-        return self._moved(event, other, below=True)
-
-    def _moved(self, event: Event, other: Event, *, below: bool) -> str:
-        block = self._block(event, other)
-        texts = [line.text for line in block]
+        function = self._function(event)
+        node = function.statement(event.line)
+        simple = _is_simple(event) and len(_lines(node)) == 1
         return (
-            self._edit_beside(other, texts, below=below, taken=block) if block else ""
+            _marked("-", event.source) if simple and not function.is_all(node) else ""
         )
 
-    def _edit_beside(self, event: Event, added: list[str], **how: Any) -> str:
-        return self._edit(event, added, **how) if _place(event) else ""
+    @_or_nothing
+    def added(self, event: Event, line: str, *, below: bool = False) -> str:
+        """Add a line above this one, or below it."""
+        fits = _may_have_neighbours(event) and self._function(event).has_names(line)
+        return _beside(event, [line], below) if fits else ""
 
+    @_or_nothing
+    def moved(self, event: Event, other: Event, *, below: bool) -> str:
+        """Move this line above the other one, or below it, with a condition that is for it alone."""
+        function = self._function(event)
+        node = function.statement(event.line)
+        guards = self._only_of(event, other)
+        fits = _is_simple(event) and _may_have_neighbours(other) and len(guards) < 2
+        fits &= isinstance(node, ast.Expr) and len(_lines(node)) == 1
+        fits &= other.file == event.file
+        if guards:
+            node = function.statement(guards[0].lineno)
+            fits &= isinstance(node, ast.If) and len(_lines(node)) == 2
+        if not (fits and function.may_move(node, other.line)) or function.is_all(node):
+            return ""
+        texts = dedent("\n".join(function.rows[node.lineno - 1 : node.end_lineno]))
+        return f"{_marked('-', *texts.splitlines())}\n{_beside(other, texts.splitlines(), below)}"
+
+    @_or_nothing
     def zeroed_below(
         self, step: Event, backward: Event, zero: Event | None = None
     ) -> str:
@@ -120,196 +228,48 @@ class Code:
         A condition on the step's line must be a count: where a step is skipped for what is in `.grad`, that has to be
         erased all the same.
         """
-        guards = set(self._guards(step)) - set(self._guards(backward))
-        counted = all(_COUNT.search(guard.text) for guard in guards)
-        is_call = _simple(step) and ("step(" in step.source or not step.via)
-        if not counted or not is_call:
+        is_call = _is_simple(step) and ("step(" in step.source or not step.via)
+        line = zeroing(step)
+        counted = all(_is_count(guard) for guard in self._only_of(step, backward))
+        if not (is_call and counted and self._function(step).has_names(line)):
             return ""
-        taken = []
-        if zero is not None:
-            if set(self._guards(zero)) - set(self._guards(step)) or not _simple(zero):
-                return ""
-            taken = [_line(zero)]
-        return self._edit(step, [zeroing(step)], below=True, taken=taken)
-
-    def _edit(
-        self,
-        place: Event,
-        added: list[str],
-        *,
-        below: bool = False,
-        taken: Sequence[Line] = (),
-    ) -> str:
-        """Add lines beside one that stays, and take some out; nothing where the code would not run."""
-        lines = (_line(place), *taken)
-        if not all(self._runs(at, place, added, below, taken) for at in lines):
-            return ""
-        rows = _marked("+", added)
-        if added:
-            rows = _beside(f"  {literal(place.source)}", rows, below)
-        return "\n".join([*_marked("-", [line.text for line in taken]), *rows])
-
-    def _runs(
-        self,
-        at: Line,
-        place: Event,
-        added: list[str],
-        below: bool,
-        taken: Sequence[Line],
-    ) -> bool:
-        """Return whether the function of a line compiles after an edit, and has all names."""
-        rows = _function(self._rows.get(at.file, []), at.line)
-        here = [line for line in taken if line.file == at.file and line.line in rows]
-        if rows and at[:2] == (place.file, place.line):
-            if not _has_names(rows, place.line, added, here):
-                return False
-            row = rows[place.line]
-            texts = [row[: _indent(row)] + text for text in added]
-            rows[place.line] = "\n".join(_beside(row, texts, below))
-        for line in here:
-            del rows[line.line]
-        return _parsed(rows.values()) is not None
-
-    def _block(self, event: Event, other: Event) -> list[Line]:
-        """Return a line that is to stand beside another one, below the condition that it has and the other has not."""
-        if not _simple(event):
-            return []
-        theirs = self._guards(other)
-        guards = [guard for guard in self._guards(event) if guard not in theirs]
-        if not guards:
-            return [_line(event)]
-        guard, *more = guards
-        whole = guard.text.startswith("if ") and guard.text.endswith(":")
-        if more or not whole or not self._is_alone(event, guard):
-            return []
-        return [guard, _line(event)._replace(text=f"    {event.source}")]
-
-    def _guards(self, event: Event) -> list[Line]:
-        """Return the conditions under which a line is reached, in its function: the innermost first."""
-        rows = self._rows.get(event.file, [])[: event.line]
-        guards: list[Line] = []
-        if not rows:
-            return guards
-        indent = _indent(rows[-1])
-        for number, row in reversed(list(enumerate(rows, 1))):
-            code = row.strip()
-            if not code or code.startswith("#") or _indent(row) >= indent:
-                continue
-            indent = _indent(row)
-            if code.startswith(("def ", "async def ", "class ")):
-                break
-            if _GUARD.match(code):
-                guards.append(Line(event.file, number, code))
-        return guards
-
-    def _is_alone(self, event: Event, head: Line) -> bool:
-        """Return whether a line is all that its condition is for."""
-        rows = self._rows[event.file]
-        above = "".join(rows[head.line : event.line - 1])
-        below = next((row for row in rows[event.line :] if row.strip()), "")
-        goes_on = _indent(below) > _indent(rows[head.line - 1])
-        otherwise = below.lstrip().startswith(("else", "elif"))
-        return not (above.strip() or goes_on or otherwise)
+        added = _beside(step, [line], below=True)
+        if zero is None:
+            return added
+        removed = "" if self._only_of(zero, step) else self.removed(zero)
+        return removed and f"{removed}\n{added}"
 
 
-def _beside(line: str, added: list[str], below: bool) -> list[str]:
-    return [line, *added] if below else [*added, line]
+def _is_count(guard: ast.stmt) -> bool:
+    """Return whether a condition counts micro-batches."""
+    return isinstance(guard, ast.If) and bool(_COUNT.search(ast.unparse(guard.test)))
 
 
-def _line(event: Event) -> Line:
-    return Line(event.file, event.line, event.source)
+def _marked(mark: str, *lines: str) -> str:
+    return "\n".join(f"{mark} {literal(line)}" for line in lines)
 
 
-def _function(rows: list[str], line: int) -> dict[int, str]:
-    """Return the lines of the function that a line is in, by their numbers; all where it is in none."""
-    first, last = 1, len(rows)
-    if not 0 < line <= last:
-        return {}
-    indent = _indent(rows[line - 1])
-    for number in range(line, 0, -1):
-        row = rows[number - 1]
-        if not _ends(row, indent - 1):
-            continue
-        indent = _indent(row)
-        if row.lstrip().startswith(("def ", "async def ")):
-            ends = [at for at in range(number, last) if _ends(rows[at], indent)]
-            first, last = number, min(ends, default=last)
-            break
-    return dict(enumerate(rows[first - 1 : last], first))
+def _beside(event: Event, added: list[str], below: bool) -> str:
+    """Write lines that are added above a line, or below it."""
+    rows = [f"  {literal(event.source)}", _marked("+", *added)]
+    return "\n".join(rows if below else rows[::-1])
 
 
-def _ends(row: str, indent: int) -> bool:
-    """Return whether a line of code stands no further to the right than this."""
-    is_code = row.strip() and not row.lstrip().startswith((")", "#"))
-    return bool(is_code) and _indent(row) <= indent
-
-
-def _parsed(rows: Iterable[str]) -> ast.Module | None:
-    """Return the tree of some lines; None where they do not compile."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return ast.parse(dedent("\n".join(rows)))
-        except (SyntaxError, ValueError):
-            return None
-
-
-def _has_names(
-    rows: Mapping[int, str], line: int, added: list[str], taken: list[Line]
-) -> bool:
-    """Return whether a function has the names of added lines, and those that move cross none that they need."""
-    tree, block = _parsed(rows.values()), _parsed(added)
-    if tree is None or block is None:
-        return False
-    first = min(rows)
-    moved = {each.line - first + 1 for each in taken}
-    span = sorted({line - first + 1, *moved})
-    crossed = set(range(span[0], span[-1] + 1)) - moved
-    arguments = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    bound = arguments | _names(tree, ast.expr_context)
-    return (
-        _names(block, ast.Load) <= bound
-        and not _names(tree, ast.Store, moved) & _names(tree, ast.expr_context, crossed)
-        and not _names(tree, ast.Load, moved) & _names(tree, ast.Store, crossed)
-    )
-
-
-def _names(
-    tree: ast.AST, context: type[ast.expr_context], lines: set[int] | None = None
-) -> set[str]:
-    """Return the names that code reads or binds, in these lines."""
-    return {
-        node.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, context)
-        if lines is None or node.lineno in lines
-    }
-
-
-def _indent(row: str) -> int:
-    """Return how far a line is indented."""
-    return len(row) - len(row.lstrip())
-
-
-def _marked(mark: str, lines: list[str]) -> list[str]:
-    return [f"{mark} {literal(line)}" for line in lines]
-
-
-def _simple(event: Event) -> bool:
-    """Whether a line is one call by itself."""
+def _is_simple(event: Event) -> bool:
+    """Return whether a line is one call by itself."""
     source = event.source
     whole = source.count("(") == source.count(")") and not source.endswith("…")
     return bool(source) and whole and not _CHOICE.search(source)
 
 
-def _place(event: Event) -> bool:
-    """Whether another line may stand beside this one.
+def _may_have_neighbours(event: Event) -> bool:
+    """Return whether another line may stand beside this one.
 
     Where a library takes the steps, or lets a step wait for the end of a window, none may.
     """
     by_library = event.kind == "step" and event.via and "step(" not in event.source
     waits = event.via.startswith("accelerate/")
-    return _simple(event) and not by_library and not waits
+    return _is_simple(event) and not by_library and not waits
 
 
 def divided(event: Event, by: str) -> str:

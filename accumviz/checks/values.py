@@ -29,15 +29,15 @@ def nonfinite_micro_batch(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
 ) -> Iterator[Finding]:
     """Find an infinite or NaN contribution that a step has consumed."""
-    unmeasured = analysis.events.detail("unmeasured", None)
     ledger = analysis.ledger
     columns = optimizer.columns
+    unmeasured = analysis.events.detail("unmeasured", None)
     strange = ~np.isfinite(ledger.contribution[:, columns])
     odd = analysis.contributed[:, columns] & strange
     unsound = ~np.all(np.isfinite(ledger.grad[:, columns]), axis=1)
     consumed = [
         (b, step)
-        for step, window in optimizer.full_windows.items()
+        for step, window in optimizer.windows.items()
         for b in window
         if odd[b].any() and not unmeasured[b] and unsound[step]
     ]
@@ -115,10 +115,10 @@ def _left_as_they_are(
     """
     unmoved = analysis.events.detail("unmoved", math.nan)
     steps = []
-    for step in optimizer.full_windows:
+    for step in optimizer.windows:
         rates = analysis.detail(step, "lr")
-        known = isinstance(rates, list) and np.isfinite(unmoved[step])
-        if known and all(number(rate) > 0 for rate in rates):
+        measured = isinstance(rates, list) and np.isfinite(unmoved[step])
+        if measured and all(number(rate) > 0 for rate in rates):
             steps.append(step)
     left = float(np.median(unmoved[steps])) if len(steps) >= _RISING else 0.0
     return steps, left
@@ -132,21 +132,44 @@ def graph_retained(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
 ) -> Iterator[Finding]:
     """Find saved tensors of which more are alive after each window, or losses that are run again."""
-    several = [used for used in optimizer.full_windows.values() if len(used) > 1]
+    several = [used for used in optimizer.windows.values() if len(used) > 1]
     last = _last_of_rising(analysis, optimizer)
-    if several and all(_runs_again(analysis, used) for used in several):
-        yield _summed(analysis, optimizer, several[0][1], len(several))
-    elif last and _runs_again(analysis, last):
-        yield _summed(analysis, optimizer, last[0], len(last))
+    runs = several or [last]
+    if all(_run_again(analysis, used) for used in runs):
+        b = runs[0][1]
+        yield analysis.finding(
+            "error",
+            b,
+            step=optimizer.first_step_of[b],
+            evidence={"losses in each backward": _losses(analysis, runs[0])},
+            cause=(
+                f"Each backward runs the graphs of all losses so far: `{analysis.ledger[b].label}` adds them up with "
+                "their graphs. Call `backward` on the new loss alone, and add its `detach()` to the sum."
+            ),
+            times=len(several or last),
+        )
     elif last:
         yield _kept(analysis, optimizer, last)
+
+
+def _losses(analysis: LedgerAnalysis, backwards: list[int]) -> list[int]:
+    """Count the losses that each of these added up."""
+    return [len(analysis.ledger[b].terms) for b in backwards]
+
+
+def _run_again(analysis: LedgerAnalysis, used: list[int]) -> bool:
+    """Return whether each backward runs more losses than the one before, whose graphs were retained."""
+    growing = (np.diff(_losses(analysis, used)) > 0).all()
+    one_line = len(set(analysis.sites[used].tolist())) == 1
+    retained = all(analysis.detail(b, "retain_graph") for b in used[:-1])
+    return bool(growing) and one_line and retained
 
 
 def _last_of_rising(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> list[int]:
     """Return the last backward of each window, where more bytes are saved after each; else none."""
     after = analysis.events.column("saved_after")
     before = analysis.events.column("saved_before")
-    every = [used[-1] for used in optimizer.full_windows.values()]
+    every = [used[-1] for used in optimizer.windows.values()]
     last = [b for b in every if np.isfinite(after[b])]
     if len(last) < _RISING or not _rises(after[last], before[last[:2]].max()):
         return []
@@ -162,14 +185,12 @@ def _rises(saved: np.ndarray, one_graph: float) -> bool:
 
 
 def _kept(
-    analysis: LedgerAnalysis,
-    optimizer: OptimizerHistory,
-    last: list[int],
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, last: list[int]
 ) -> Finding:
     """Return the finding about saved tensors that something keeps."""
     saved = analysis.events.column("saved_after")[last]
     retained = [b for b in last if analysis.detail(b, "retain_graph")]
-    event = analysis.ledger[retained[0] if retained else last[0]]
+    event = analysis.ledger[(retained or last)[0]]
     keeper, suggestion = "something that is kept, such as a loss in a list,", ""
     if retained:
         keeper = "`retain_graph=True`"
@@ -189,38 +210,6 @@ def _kept(
     )
 
 
-def _losses(analysis: LedgerAnalysis, backwards: list[int]) -> list[int]:
-    """Count the losses that each of these added up."""
-    return [len(analysis.ledger[b].terms) for b in backwards]
-
-
-def _runs_again(analysis: LedgerAnalysis, used: list[int]) -> bool:
-    """Return whether each backward runs more losses than the one before, whose graphs were retained."""
-    growing = (np.diff(_losses(analysis, used)) > 0).all()
-    one_line = len(set(analysis.sites[used].tolist())) == 1
-    retained = all(analysis.detail(b, "retain_graph") for b in used[:-1])
-    return bool(growing) and one_line and retained
-
-
-def _summed(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, b: int, times: int
-) -> Finding:
-    """Return the finding about a sum of losses that keeps their graphs."""
-    step = optimizer.first_step_of[b]
-    losses = _losses(analysis, optimizer.windows[step])
-    return analysis.finding(
-        "error",
-        b,
-        step=step,
-        evidence={"losses in each backward": losses},
-        cause=(
-            f"Each backward runs the graphs of all losses so far: `{analysis.ledger[b].label}` adds them up with their "
-            "graphs. Call `backward` on the new loss alone, and add its `detach()` to the sum."
-        ),
-        times=times,
-    )
-
-
 # --- what has to be meant ---------------------------------------------------------------------
 
 
@@ -235,7 +224,7 @@ def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
 
 def _sums(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> Iterator[str]:
     """Say of sums in 16 bits that they are meant: those of `.grad`, and those that FSDP keeps until it scatters."""
-    if all(len(used) < 2 for used in optimizer.full_windows.values()):
+    if all(len(used) < 2 for used in optimizer.windows.values()):
         return
     for p in optimizer.columns.tolist():
         parameter = analysis.ledger.parameters[p]

@@ -8,7 +8,6 @@ it may be meant.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from accumviz.checks.analysis import (
     LedgerAnalysis,
     OptimizerHistory,
     WindowShare,
+    are_close,
     for_each_loss,
     for_each_optimizer,
     is_close,
@@ -31,11 +31,18 @@ _OWN_LENGTH = "micro_batches_in_this_window"
 _MUCH = 3 - 2 * math.sqrt(2)
 # So much of a count is at least targets, where it counts all tokens of texts.
 _MOSTLY = 0.9
+# More than 1, and not by rounding.
+_ABOVE_ONE = 1.001
 
 
 def _several(shares: Sequence[WindowShare]) -> list[WindowShare]:
     """Return the windows that hold several micro-batches."""
     return [share for share in shares if share.many > 1]
+
+
+def _uneven(shares: Sequence[WindowShare]) -> list[WindowShare]:
+    """Return the windows in which elements weigh differently, by how much is known."""
+    return [share for share in shares if share.judged and not share.alike]
 
 
 # --- the divisor ------------------------------------------------------------------------------
@@ -47,8 +54,8 @@ def loss_not_divided(
 ) -> Iterator[Finding]:
     """Find mean losses that are added up at their full weight."""
     several = _several(shares)
-    undivided = all(_mixture(analysis, share) for share in several)
-    if several and undivided and not _separate_tasks(analysis, several[0]):
+    undivided = all(_mixture(share) for share in several)
+    if several and undivided and not _are_separate_tasks(analysis, several[0]):
         yield _undivided(analysis, several)
 
 
@@ -56,13 +63,13 @@ def _undivided(analysis: LedgerAnalysis, several: list[WindowShare]) -> Finding:
     lengths = [share.many for share in several]
     many = modal_length(lengths)
     share = several[lengths.index(many)]
-    weights = _mixture(analysis, share)
+    weights = _mixture(share)
     what = "mean losses" if len(weights) == 1 else "mixtures of losses"
+    by = str(many)
     cause = (
         f"{many} {what} are added up without a division: the step reads {many} times the gradient of one large "
         "batch."
     )
-    by = str(many)
     # What an epoch cuts short is rare; other windows were meant to be so long.
     if max(lengths) > many or 2 * lengths.count(many) <= len(lengths):
         by = _OWN_LENGTH
@@ -71,14 +78,13 @@ def _undivided(analysis: LedgerAnalysis, several: list[WindowShare]) -> Finding:
             "times the gradient of one large batch."
         )
     # One division of the line has to be right for all losses of its backward.
-    beside = analysis.beside(share)
-    alike = all(is_close(other.least, share.least) for other in beside)
+    alike = are_close([part.least for part in _parts(share)])
     backward = analysis.ledger[share.backwards[0]]
     return analysis.finding_of(
         "warning",
         share,
         evidence={
-            **_name_of(analysis, share),
+            **_name(analysis, share),
             "micro-batches": many,
             "sum of shares": many * sum(weights),
             "a share": weights if len(weights) > 1 else weights[0],
@@ -89,43 +95,43 @@ def _undivided(analysis: LedgerAnalysis, several: list[WindowShare]) -> Finding:
     )
 
 
-def _name_of(analysis: LedgerAnalysis, share: WindowShare) -> dict[str, str]:
+def _name(analysis: LedgerAnalysis, share: WindowShare) -> dict[str, str]:
     """Return which of several losses of one backward it is."""
     if len(analysis.ledger[share.backwards[0]].terms) < 2:
         return {}
-    return {"the loss": analysis.shares.objectives[share.objective]}
+    return {"the loss": analysis.objective(share)}
 
 
-def _mixture(analysis: LedgerAnalysis, share: WindowShare) -> list[float]:
+def _parts(share: WindowShare) -> list[WindowShare]:
+    """Return all losses of a window's backwards, of which this is one."""
+    return [other for other in share.beside if other.backwards == share.backwards]
+
+
+def _mixture(share: WindowShare) -> list[float]:
     """Return the weights of an undivided backward's losses: 1, or several that add up to 1; else none."""
-    if not _may_be_undivided(analysis, share):
+    means = share.known and share.equal and _are_means(share)
+    # Of a whole window's samples, K losses are K parts of one gradient.
+    if not means or share.compares_samples:
         return []
     if is_close(share.least, 1.0):
         return [share.least]
-    parts = analysis.beside(share)
+    parts = _parts(share)
     weights = [part.least for part in parts]
+    undivided = all(part.even and not _divisions(part) for part in parts)
     # Said once, of the first of them.
-    whole = parts[0].objective == share.objective and is_close(sum(weights), 1.0)
-    undivided = all(part.even and not _divided(analysis, part) for part in parts)
-    return weights if whole and undivided else []
+    first = parts[0] is share
+    return weights if first and undivided and is_close(sum(weights), 1.0) else []
 
 
-def _may_be_undivided(analysis: LedgerAnalysis, share: WindowShare) -> bool:
-    """Return whether these are equal means. Of a whole window's samples, K losses are K parts of one gradient."""
-    means = share.known and share.equal and _are_means(share)
-    return means and not analysis.compares_samples(share)
-
-
-def _divided(analysis: LedgerAnalysis, share: WindowShare) -> int:
+def _divisions(share: WindowShare) -> int:
     """Return how often a loss was divided by the number of its window's micro-batches."""
-    term = analysis.term(share)
-    constants = term.get("constants")
+    constants = share.term.get("constants")
     if not isinstance(constants, list):
-        constants = [term.get("factor")]
+        constants = [share.term.get("factor")]
     return sum(is_close(abs(number(one)), 1 / share.many) for one in constants)
 
 
-def _separate_tasks(analysis: LedgerAnalysis, share: WindowShare) -> bool:
+def _are_separate_tasks(analysis: LedgerAnalysis, share: WindowShare) -> bool:
     """Return whether each backward has parameters of its own: heads that are trained one after the other."""
     reached = analysis.contributed[list(share.backwards)]
     alone = reached & (reached.sum(axis=0) == 1)
@@ -138,7 +144,7 @@ def double_division(
 ) -> Iterator[Finding]:
     """Find losses divided by the number of micro-batches twice."""
     several = _several(shares)
-    twice = [share for share in several if _divided_twice(analysis, share)]
+    twice = [share for share in several if _is_divided_twice(share)]
     # Half a loss is a choice that people make; a sixteenth of one is not. Every whole window has to agree.
     if not twice or twice[0].many < 3:
         return
@@ -166,34 +172,21 @@ def double_division(
     )
 
 
-def _divided_twice(analysis: LedgerAnalysis, share: WindowShare) -> bool:
+def _is_divided_twice(share: WindowShare) -> bool:
     """Return whether one over the number of micro-batches is what the shares add up to, and not by choice."""
-    if share.mean:
-        return _is_mean_divided_twice(analysis, share)
-    return share.alike and _is_sum_divided_twice(analysis, share)
-
-
-def _is_sum_divided_twice(analysis: LedgerAnalysis, share: WindowShare) -> bool:
-    """Return whether sums were divided by all elements of a window, and by its number of micro-batches as well."""
     whole = share.total * share.many
-    if _MOSTLY < whole < 1:
+    divisions = _divisions(share)
+    if not share.mean:
         # The first token of each text may be counted, which is no target.
-        constants = analysis.term(share).get("constants") or ()
-        return any(is_close(c * share.many, 1.0) for c in constants)
-    return is_close(whole, 1.0) and _divided(analysis, share) > 0
-
-
-def _is_mean_divided_twice(analysis: LedgerAnalysis, share: WindowShare) -> bool:
-    """Return whether means were divided by the number of micro-batches twice."""
+        once = is_close(whole, 1.0) or _MOSTLY < whole < 1
+        return share.alike and once and divisions > 0
     # A constant inside a mean may be a part of the loss, as its classes are.
-    plain = share.even and "own" not in analysis.term(share)
-    if not plain or not is_close(share.total * share.many, 1.0):
+    if not share.even or "own" in share.term or not is_close(whole, 1.0):
         return False
-    together = sum(other.least for other in analysis.in_same_step(share))
     # As many losses as there are micro-batches have a mean of which each weighs as little.
+    together = sum(other.least for other in share.beside)
     mean_of_several = is_close(together * share.many, 1.0)
-    twice = _divided(analysis, share) > 1 and not mean_of_several
-    return analysis.alone(share) or twice
+    return share.alone or (divisions > 1 and not mean_of_several)
 
 
 @for_each_loss
@@ -201,17 +194,20 @@ def wrong_divisor(
     analysis: LedgerAnalysis, shares: list[WindowShare]
 ) -> Iterator[Finding]:
     """Find losses divided by less than a window's micro-batches, or by one more."""
-    full = _most_frequent_windows(shares)
+    even = [share for share in _several(shares) if share.even]
+    many = modal_length(share.many for share in even)
+    full = [share for share in even if share.many == many]
     if len(full) < 2 or 2 * len(full) <= len(shares):
         return
-    share, many = full[0], full[0].many
-    by = _divisor(analysis, share)
+    share = full[0]
+    by = _divisor(share)
     # A weight that is meant is multiplied with mostly; what one divides by is a count.
     is_wrong = 1 < by < many or 2 < by == many + 1
-    alike = all(is_close(one.least, share.least) for one in full)
-    if not (is_wrong and alike and _is_only_loss(analysis, share)):
+    alike = are_close([one.least for one in full])
+    if not (is_wrong and alike and share.alone) or share.compares_samples:
         return
     late = "late" if by < many else "early"
+    backward = analysis.ledger[share.backwards[0]]
     yield analysis.finding_of(
         "warning",
         share,
@@ -225,34 +221,20 @@ def wrong_divisor(
             f"add up to {share.total:.3g} in every step. Either that is the wrong number, or the loop steps one "
             f"micro-batch too {late}."
         ),
-        suggestion=divided_by_another(
-            analysis.ledger[share.backwards[0]], by, str(many)
-        ),
+        suggestion=divided_by_another(backward, by, str(many)),
         times=len(full),
     )
 
 
-def _most_frequent_windows(shares: Sequence[WindowShare]) -> list[WindowShare]:
-    """Return the windows of even shares that are as long as most are."""
-    even = [share for share in _several(shares) if share.even]
-    many = modal_length(share.many for share in even)
-    return [share for share in even if share.many == many]
-
-
-def _is_only_loss(analysis: LedgerAnalysis, share: WindowShare) -> bool:
-    """Return whether a step read no other loss, and this one does not compare a whole window's samples."""
-    return analysis.alone(share) and not analysis.compares_samples(share)
-
-
-def _divisor(analysis: LedgerAnalysis, share: WindowShare) -> int:
+def _divisor(share: WindowShare) -> int:
     """Return the whole number by which a loss was divided, and by nothing else; or 0."""
-    by = round(1 / share.least) if 0 < share.least < 1 else 0
-    term = analysis.term(share)
+    by = round(1 / share.least) if share.least < 1 else 0
+    term = share.term
     if not by or not is_close(share.least * by, 1.0) or "own" in term:
         return 0
     # Gradients are not multiplied by a weight.
     by_hand = is_close(abs(number(term.get("factor"))), 1.0)
-    return by if by_hand or is_close(number(term.get("divisor")), float(by)) else 0
+    return by if by_hand or is_close(number(term.get("divisor")), by) else 0
 
 
 # --- windows of other lengths -----------------------------------------------------------------
@@ -263,78 +245,43 @@ def partial_window_underscaled(
     analysis: LedgerAnalysis, shares: list[WindowShare]
 ) -> Iterator[Finding]:
     """Find short windows whose losses were divided by the length of a long one."""
-    yield from _short_windows(analysis, shares)
-    second = [share for share in shares if _is_second_pass(analysis, share)]
-    if second:
-        share = second[0]
-        yield _underscaled(analysis, second, share.many, round(1 / share.least))
-
-
-def _short_windows(
-    analysis: LedgerAnalysis, shares: list[WindowShare]
-) -> Iterator[Finding]:
-    whole = _whole_window(shares)
-    if whole is None:
+    even = [share for share in shares if share.even]
+    whole = next((s for s in _several(even) if is_close(s.total, 1.0)), None)
+    complete = [share for share in shares[analysis.begins_inside :] if share.even]
+    short = [share for share in complete if whole and _is_short(share, whole)]
+    if not whole or not short:
         return
-    complete = shares[analysis.begins_inside :]
-    weak = [share for share in complete if _is_short(analysis, share, whole)]
-    if weak:
-        several = analysis.micro_batches(whole) != whole.many
-        many = weak[0].many if several else analysis.micro_batches(weak[0])
-        yield _underscaled(analysis, weak, many, whole.many)
-
-
-def _underscaled(
-    analysis: LedgerAnalysis, weak: list[WindowShare], many: int, in_whole: int
-) -> Finding:
-    share = weak[0]
+    share = short[0]
+    many = share.many
+    if whole.micro_batches == whole.many:
+        many = share.micro_batches
     backward = analysis.ledger[share.backwards[0]]
-    cause = (
-        f"The window holds {many} micro-batch{'es' * (many > 1)}, and each was divided by {in_whole}: its step "
-        f"reads {share.least * many:.3g} of the mean gradient."
-    )
-    moved = bool(analysis.detail(backward.index, "moved"))
-    if moved:
-        cause += " The pass at the moved weights has to hold the whole window, too."
+    suggestion = ""
     # What a library divides by is not in this line.
-    by = "" if backward.via or moved else _OWN_LENGTH
-    return analysis.finding_of(
+    if not backward.via:
+        suggestion = divided_by_another(backward, whole.many, _OWN_LENGTH)
+    yield analysis.finding_of(
         "error",
         share,
         evidence={
             "micro-batches": many,
-            "in a whole window": in_whole,
+            "in a whole window": whole.many,
             "shares": [share.least] * many,
             "sum of shares": share.least * many,
         },
-        cause=cause,
-        suggestion=by and divided_by_another(backward, in_whole, by),
-        times=len(weak),
+        cause=(
+            f"The window holds {many} micro-batch{'es' * (many > 1)}, and each was divided by {whole.many}: its step "
+            f"reads {share.least * many:.3g} of the mean gradient."
+        ),
+        suggestion=suggestion,
+        times=len(short),
     )
 
 
-def _is_second_pass(analysis: LedgerAnalysis, share: WindowShare) -> bool:
-    """Return whether a window at moved weights, as SAM's, holds fewer micro-batches than the pass erased before it."""
-    every = analysis.every_share_of(share.step, share.optimizer)
-    erased = sum(len(other.erased) for other in every)
-    whole = is_close(share.least * erased, 1.0)
-    moved = bool(analysis.detail(share.backwards[0], "moved"))
-    return moved and share.even and whole and erased > share.many
-
-
-def _whole_window(shares: Sequence[WindowShare]) -> WindowShare | None:
-    """Return a window that is complete: several equal shares that add up to 1."""
-    for share in _several(shares):
-        if share.even and is_close(share.total, 1.0):
-            return share
-    return None
-
-
-def _is_short(analysis: LedgerAnalysis, share: WindowShare, whole: WindowShare) -> bool:
+def _is_short(share: WindowShare, whole: WindowShare) -> bool:
     """Return whether a window is shorter than a whole one, and was divided by as much."""
-    shorter = analysis.micro_batches(share) < analysis.micro_batches(whole)
-    alike = share.even and not share.erased and is_close(share.least, whole.least)
-    return shorter and alike and share.many < whole.many
+    shorter = share.micro_batches < whole.micro_batches and share.many < whole.many
+    return shorter and not share.erased and is_close(share.least, whole.least)
 
 
 @for_each_loss
@@ -369,30 +316,20 @@ def _carried_over(
     analysis: LedgerAnalysis, shares: Sequence[WindowShare]
 ) -> list[tuple[WindowShare, int]]:
     """Return the windows that begin with what was left over, and how many micro-batches a whole one holds."""
-    whole = [s for s in _several(shares) if s.read and _adds_up(s.weights)]
-    lengths = sorted({share.many for share in whole})
+    lengths = {s.many for s in _several(shares) if s.read and is_whole(s.weights)}
     over = []
     for share in shares[1:]:
-        place = bisect_left(lengths, share.many)
-        if place and _is_whole_at_its_end(analysis, share, lengths[place - 1], shares):
-            over.append((share, lengths[place - 1]))
+        shorter = [length for length in lengths if length < share.many]
+        whole = max(shorter, default=0)
+        read = share.read and not share.again and not is_whole(share.weights)
+        if not (whole and read and is_whole(share.weights[-whole:])):
+            continue
+        carried = share.many < 2 * whole and not _grow(shares, whole)
+        if analysis.epochs:
+            carried = analysis.carried(share) > 0
+        if carried:
+            over.append((share, whole))
     return over
-
-
-def _is_whole_at_its_end(
-    analysis: LedgerAnalysis,
-    share: WindowShare,
-    whole: int,
-    shares: Sequence[WindowShare],
-) -> bool:
-    """Return whether a window of this length comes after what was left over."""
-    if share.again or not share.read or _adds_up(share.weights):
-        return False
-    if not _adds_up(share.weights[-whole:]):
-        return False
-    if analysis.has_loaders:
-        return analysis.carried(share) > 0
-    return share.many < 2 * whole and not _grow(shares, whole)
 
 
 def _grow(shares: Sequence[WindowShare], whole: int) -> bool:
@@ -402,10 +339,10 @@ def _grow(shares: Sequence[WindowShare], whole: int) -> bool:
     return several and longer == sorted(longer)
 
 
-def _adds_up(weights: Sequence[float]) -> bool:
+def is_whole(weights: Sequence[float]) -> bool:
     """Return whether these are the shares of a whole window, divided or not."""
     total = sum(weights)
-    return is_close(total, 1.0) or is_close(total, float(len(weights)))
+    return is_close(total, 1.0) or is_close(total, len(weights))
 
 
 # --- elements ---------------------------------------------------------------------------------
@@ -418,54 +355,51 @@ def token_mean_of_means(
     """Find means over unequal numbers of elements, averaged as if they were equal."""
     # What an epoch left over may be a smaller batch: that is another mistake.
     over = [share for share, _ in _carried_over(analysis, shares)]
-    unequal = [share for share in shares if _is_unequal(share) and share not in over]
-    unequal = [share for share in unequal if not analysis.carried(share)]
-    if unequal:
-        yield _unequal_means(analysis, unequal)
-
-
-def _unequal_means(analysis: LedgerAnalysis, unequal: list[WindowShare]) -> Finding:
+    unequal = [
+        share
+        for share in _uneven(_several(shares))
+        if _has_unequal_means(share)
+        if share not in over and not analysis.carried(share)
+    ]
+    if not unequal:
+        return
     # Only the last micro-batch of a window may have been smaller.
     inside = [share for share in unequal if not _only_the_last_is_smaller(share)]
     worst = max(inside or unequal, key=_ratio)
-    event = worst.backwards[worst.sizes.index(max(worst.sizes))]
-    weighted = bool(analysis.term(worst).get("class_weights"))
+    smallest, largest = min(worst.sizes), max(worst.sizes)
     misplaced = _misplaced(worst)
     severity = "error" if misplaced > _MUCH else "warning"
     advice = "Add up sums, and divide by the number of elements in the window."
-    if weighted:
+    if worst.term.get("class_weights"):
         severity = "note"
         advice = "They are counted with the weights of their classes."
     elif not inside:
         severity = "note"
         advice = "Only the last micro-batch of a window was smaller."
-    return analysis.finding_of(
+    yield analysis.finding_of(
         severity,
         worst,
-        event=event,
+        event=worst.backwards[worst.sizes.index(largest)],
         evidence={
-            **_name_of(analysis, worst),
+            **_name(analysis, worst),
             "elements": list(worst.sizes),
             "weight per element, before any clip": list(worst.each),
             "largest over smallest": _ratio(worst),
             "weight on the wrong elements": misplaced,
         },
         cause=(
-            f"Each loss is a mean over its own elements, and these are from {min(worst.sizes):g} to "
-            f"{max(worst.sizes):g}: an element of the smallest counts {_ratio(worst):.3g} times as much as one of "
-            f"the largest. {advice}"
+            f"Each loss is a mean over its own elements, and these are from {smallest:g} to {largest:g}: an element "
+            f"of the smallest counts {_ratio(worst):.3g} times as much as one of the largest. {advice}"
         ),
         times=len(inside or unequal),
     )
 
 
-def _is_unequal(share: WindowShare) -> bool:
-    """Return whether elements weigh differently, because there are more of them in some losses."""
-    if share.many < 2 or not share.judged or not _are_means(share) or share.alike:
-        return False
+def _has_unequal_means(share: WindowShare) -> bool:
+    """Return whether there are more elements in some of a window's means than in others."""
     # Losses of one backward that weigh differently are a choice: a mean over texts, and not over words.
     several = len(set(share.backwards)) == share.many
-    return several and 0 < min(share.sizes) < max(share.sizes)
+    return several and _are_means(share) and 0 < min(share.sizes) < max(share.sizes)
 
 
 def _ratio(share: WindowShare) -> float:
@@ -492,11 +426,6 @@ def _only_the_last_is_smaller(share: WindowShare) -> bool:
 
 
 # --- where no cause is recognised -------------------------------------------------------------
-
-
-def _uneven(shares: Sequence[WindowShare]) -> list[WindowShare]:
-    """Return the windows in which elements weigh differently, by how much is known."""
-    return [share for share in shares if share.judged and not share.alike]
 
 
 @for_each_loss
@@ -534,14 +463,13 @@ def _is_meant(analysis: LedgerAnalysis, share: WindowShare) -> bool:
     What a loss is multiplied by is a weight, what it is divided by a count; a `.grad` that keeps the same part each
     time fades on purpose. Means that are alike, of different sizes, are another rule's.
     """
-    factors = share.factors
-    if share.equal or is_close(min(factors), max(factors)):
+    if share.equal or are_close(share.factors):
         return True
     fading = [early / late for early, late in pairwise(share.by_hand)]
-    if not all(is_close(part, 1.0) for part in fading):
-        fades = is_close(min(fading), max(fading))
-        return fades and not is_close(1 / fading[0], float(round(1 / fading[0])))
-    return not _is_divided(analysis, share)
+    if are_close([*fading, 1.0]):
+        return not _is_divided(analysis, share)
+    times = 1 / fading[0]
+    return are_close(fading) and not is_close(times, round(times))
 
 
 def _is_divided(analysis: LedgerAnalysis, share: WindowShare) -> bool:
@@ -551,27 +479,32 @@ def _is_divided(analysis: LedgerAnalysis, share: WindowShare) -> bool:
 
 
 class _StepSum(NamedTuple):
-    """What one step read of all losses: how many micro-batches, and the sum of their shares.
-
-    `unclipped` is that sum before an edit that shortened the whole window after its last backward.
-    """
+    """What one step read of all losses but plain sums, and how many micro-batches it consumed."""
 
     shares: list[WindowShare]
     many: int
-    total: float
-    unclipped: float
+
+    @property
+    def total(self) -> float:
+        """The sum of the shares."""
+        return sum(share.total for share in self.shares)
+
+    @property
+    def unclipped(self) -> float:
+        """The sum before an edit that shortened the whole window after its last backward."""
+        return sum(share.total / share.by_hand[-1] for share in self.shares)
 
 
 def _sums(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> list[_StepSum]:
     """Return the sums of an optimizer's steps, where all shares of all of them are known."""
     plain = _plain_sums(analysis, optimizer)
     sums = []
-    for step in optimizer.full_windows:
-        shares = analysis.shares_of(step, optimizer.optimizer)
+    for step in optimizer.windows:
+        shares = optimizer.shares_of(step)
         if not all(share.judged for share in shares):
             return []
-        many = analysis.micro_batches(shares[0])
-        sums.append(_step_sum(many, [s for s in shares if s.objective not in plain]))
+        counted = [share for share in shares if share.objective not in plain]
+        sums.append(_StepSum(counted, shares[0].micro_batches))
     return sums
 
 
@@ -580,15 +513,9 @@ def _plain_sums(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> set[in
     plain = set()
     for (index, objective), every in analysis.objectives.items():
         summed = index == optimizer.optimizer and not every[0].mean
-        if summed and _all_close(_factors(every)):
+        if summed and are_close(_factors(every)):
             plain.add(objective)
     return plain
-
-
-def _step_sum(many: int, shares: list[WindowShare]) -> _StepSum:
-    total = sum(share.total for share in shares)
-    unclipped = sum(share.total / share.by_hand[-1] for share in shares)
-    return _StepSum(shares, many, total, unclipped)
 
 
 def _totals(sums: Sequence[_StepSum]) -> list[float]:
@@ -609,14 +536,10 @@ def _differ(sums: list[_StepSum]) -> bool:
     totals = _totals(sums)
     # A count of tokens may hold some that are no targets, and then all sums are a little below 1.
     highest = max(totals, default=0.0)
-    counted = _MOSTLY * highest < min(totals, default=0.0) and highest < 1.001
+    counted = _MOSTLY * highest < min(totals, default=0.0) and highest < _ABOVE_ONE
     if counted and not all(share.mean for share in _shares(sums)):
         return False
-    return not (_all_close(totals) or _all_close([w.unclipped for w in sums]))
-
-
-def _all_close(values: list[float]) -> bool:
-    return len(values) < 2 or is_close(min(values), max(values))
+    return not (are_close(totals) or are_close([w.unclipped for w in sums]))
 
 
 @for_each_optimizer
@@ -649,29 +572,20 @@ def _are_wrong(analysis: LedgerAnalysis, sums: list[_StepSum]) -> bool:
     if not _differ(sums):
         return False
     usual = modal_length(window.many for window in sums)
-    if _all_close(_factors(_shares(sums))):
-        return _outgrow_one_divisor(sums, usual)
+    if are_close(_factors(_shares(sums))):
+        # One number divides windows of several lengths. The last one may have been cut short.
+        odd = [window for window in sums[:-1] if window.many != usual]
+        whole = any(is_close(window.total, 1.0) for window in sums)
+        longer = [window for window in sums if window.total > _ABOVE_ONE]
+        return len(odd) > 1 and (not whole or len(longer) > 1)
     full = [window for window in sums if window.many == usual]
-    return _differ(full) and _follow_a_count(analysis, full)
-
-
-def _follow_a_count(analysis: LedgerAnalysis, full: list[_StepSum]) -> bool:
-    """Return whether what windows of one length were multiplied by is no weight that may be meant."""
     totals = _totals(full)
     # What only falls or only rises is a weight that follows a schedule.
     rising = sorted(totals)
-    if totals in (rising, rising[::-1]):
+    if not _differ(full) or totals in (rising, rising[::-1]):
         return False
     # What a sum is multiplied by is a weight, what it is divided by a count.
     return all(share.mean or _is_divided(analysis, share) for share in _shares(full))
-
-
-def _outgrow_one_divisor(sums: list[_StepSum], usual: int) -> bool:
-    """Return whether one number divides windows of several lengths. The last one may have been cut short."""
-    odd = [window for window in sums[:-1] if window.many != usual]
-    whole = any(is_close(window.total, 1.0) for window in sums)
-    longer = [window for window in sums if window.total > 1.001]
-    return len(odd) > 1 and (not whole or len(longer) > 1)
 
 
 # --- what has to be meant ---------------------------------------------------------------------
@@ -680,70 +594,40 @@ def _outgrow_one_divisor(sums: list[_StepSum], usual: int) -> bool:
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what has to be meant for a healthy loop to be so: uneven weights, and sums that differ or are not 1."""
     for shares in analysis.objectives.values():
-        yield _meant_weights(shares)
-    for optimizer in analysis.optimizers:
-        yield _meant_sums(analysis, optimizer)
-    for shares in analysis.objectives.values():
-        yield _meant_sum(analysis, shares)
-
-
-def _meant_weights(shares: Sequence[WindowShare]) -> str:
-    ratio = max(map(_ratio, _uneven(shares)), default=1.0)
-    if ratio > 1:
-        return (
-            f"elements that weigh up to {ratio:.3g} times as much as others are meant"
-        )
-    return ""
-
-
-def _meant_sums(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> str:
-    sums = _sums(analysis, optimizer)
+        ratio = max(map(_ratio, _uneven(shares)), default=1.0)
+        if ratio > 1:
+            yield f"elements that weigh up to {ratio:.3g} times as much as others are meant"
     # The sums of several ranks may be whole together.
     of_ranks = number(analysis.ledger.meta.get("ranks")) > 1
-    if not _differ(sums):
-        return ""
-    if of_ranks and not all(share.mean for share in _shares(sums)):
-        return ""
-    totals = _totals(sums)
-    return f"sums of shares from {min(totals):.3g} to {max(totals):.3g} are meant"
+    for optimizer in analysis.optimizers:
+        sums = _sums(analysis, optimizer)
+        means = all(share.mean for share in _shares(sums))
+        if _differ(sums) and (means or not of_ranks):
+            totals = _totals(sums)
+            yield f"sums of shares from {min(totals):.3g} to {max(totals):.3g} are meant"
+    for shares in analysis.objectives.values():
+        yield _constant_sum(analysis, _several(shares))
 
 
-def _adds_up_with_others(analysis: LedgerAnalysis, share: WindowShare) -> bool:
-    """Return whether the shares of a loss add up to 1, alone or with the others', or are a weight beside another."""
-    totals = [other.total for other in analysis.in_same_step(share)]
-    if analysis.adds_up_to(share, 1.0) or is_close(sum(totals), 1.0):
-        return True
-    beside_a_whole = any(is_close(total, 1.0) for total in totals)
-    return beside_a_whole and _is_weight(analysis, share)
-
-
-def _is_weight(analysis: LedgerAnalysis, share: WindowShare) -> bool:
-    """Return whether a loss beside one that is whole is divided as well: what is left is its weight."""
-    by_hand = is_close(share.by_hand[0] * share.many, 1.0)
-    return by_hand or _divided(analysis, share) > 0
-
-
-def _meant_sum(analysis: LedgerAnalysis, shares: Sequence[WindowShare]) -> str:
+def _constant_sum(analysis: LedgerAnalysis, shares: list[WindowShare]) -> str:
     """Name the sum of each window's shares of a loss, where neither it nor that of all losses is 1."""
-    whole = _several(shares)
-    if not whole or not all(
-        share.even or (share.mean and share.alike) for share in whole
-    ):
+    alike = all(share.even or (share.mean and share.alike) for share in shares)
+    alike &= are_close([share.total for share in shares])
+    if not shares or not alike or _adds_up_with_others(shares[0]):
         return ""
-    if not _all_close([share.total for share in whole]):
-        return ""
-    share = whole[0]
-    if _adds_up_with_others(analysis, share):
-        return ""
-    if analysis.compares_samples(share):
+    share = shares[0]
+    if share.compares_samples:
         return "each loss is meant to compare the samples of its whole window"
-    return (
-        f"a sum of {share.total:.3g} is meant in every step{_for_loss(analysis, share)}"
-    )
+    of_loss = "" if share.alone else f" for {analysis.objective(share)}"
+    return f"a sum of {share.total:.3g} is meant in every step{of_loss}"
 
 
-def _for_loss(analysis: LedgerAnalysis, share: WindowShare) -> str:
-    """Name a loss where it is one of several."""
-    if analysis.alone(share):
-        return ""
-    return f" for {analysis.shares.objectives[share.objective]}"
+def _adds_up_with_others(share: WindowShare) -> bool:
+    """Return whether the shares of a loss add up to 1, alone or with the others', or are a weight beside another."""
+    totals = [other.total for other in share.beside]
+    if share.adds_up_to(1.0) or is_close(sum(totals), 1.0):
+        return True
+    # A loss beside one that is whole is divided as well: what is left is its weight.
+    by_hand = is_close(share.by_hand[0] * share.many, 1.0)
+    beside_a_whole = any(is_close(total, 1.0) for total in totals)
+    return beside_a_whole and (by_hand or _divisions(share) > 0)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from itertools import product
-from typing import NamedTuple
+from itertools import pairwise, product
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from accumviz.checks.analysis import (
     LedgerAnalysis,
     OptimizerHistory,
+    are_close,
     for_each_optimizer,
-    is_close,
 )
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import calling_line, knows, zeroing
+from accumviz.checks.weights import is_whole
 from accumviz.ledger.events import Event
 from accumviz.ledger.flow import SAME
 
@@ -29,7 +29,7 @@ class Loss(NamedTuple):
     step: int
 
 
-# --- zeroed too early -------------------------------------------------------------------------
+# --- lost before a step -----------------------------------------------------------------------
 
 
 @for_each_optimizer
@@ -39,16 +39,16 @@ def zero_grad_inside_window(
     """Find contributions of one window that are erased, again and again, before its step."""
     inside, _ = _lost_before_steps(analysis, optimizer)
     steps = {loss.step for loss in inside}
-    if len(inside) < 2 or 2 * len(steps) < len(optimizer.full_windows):
+    if len(inside) < 2 or 2 * len(steps) < len(optimizer.windows):
         return
     first = inside[0]
     lost = [loss.backward for loss in inside if loss.step == first.step]
     kept = optimizer.windows[first.step]
-    zero = _line_of(analysis, first, kept[-1])
-    yield analysis.finding(
-        "error",
-        first.eraser,
-        step=first.step,
+    yield _zeroed_too_early(
+        analysis,
+        optimizer,
+        first,
+        kept[-1],
         evidence={
             "backwards erased": lost,
             "backwards consumed": kept,
@@ -58,9 +58,7 @@ def zero_grad_inside_window(
             f"`.grad` is zeroed between the backwards of one window: {len(lost)} of {len(lost) + len(kept)} "
             "micro-batches are lost before the step sees them."
         ),
-        suggestion=_zeroed_after(analysis, optimizer, zero, first),
         times=len(inside),
-        at=zero,
     )
 
 
@@ -69,56 +67,54 @@ def zero_before_step(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
 ) -> Iterator[Finding]:
     """Find a step that reads nothing, because what came before it was zeroed."""
-    idle = [step for step, used in optimizer.windows.items() if not used]
+    idle = [step for step in optimizer.steps.tolist() if step not in optimizer.windows]
     every = [_lost_for_all(analysis, optimizer, step) for step in idle]
     vain = [losses for losses in every if losses]
     if not vain:
         return
     losses = vain[0]
-    zero = _line_of(analysis, losses[-1], losses[0].backward)
-    yield analysis.finding(
-        "error",
-        losses[-1].eraser,
-        step=losses[0].step,
+    yield _zeroed_too_early(
+        analysis,
+        optimizer,
+        losses[0]._replace(eraser=losses[-1].eraser),
+        losses[-1].backward,
         evidence={
             "backwards erased": [loss.backward for loss in losses],
             "steps that found nothing": len(vain),
         },
         cause="`.grad` is zeroed between the backward and the step: the step finds nothing to apply.",
-        suggestion=_zeroed_after(analysis, optimizer, zero, losses[0]),
         times=len(vain),
-        at=zero,
     )
 
 
-def _lost_for_all(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, step: int
-) -> list[Loss]:
-    """Return what was erased before a step, and used by no other optimizer."""
-    losses = _erased_before(analysis, optimizer, step)
-    # What another optimizer used may be kept from this one for a while, but not for ever.
-    if not optimizer.full_windows:
-        return losses
-    return [loss for loss in losses if not _is_used(analysis, loss)]
+def _zeroed_too_early(
+    analysis: LedgerAnalysis,
+    optimizer: OptimizerHistory,
+    loss: Loss,
+    other: int,
+    **about: Any,
+) -> Finding:
+    """Return a finding at the line that led to a zeroing, and neither to the step nor to these backwards.
 
-
-def _line_of(analysis: LedgerAnalysis, loss: Loss, other: int) -> Event:
-    """Return the zeroing, at the line that led to it and neither to the step nor to these backwards."""
-    places = (loss.step, loss.backward, other)
-    others = [analysis.ledger[event] for event in places]
-    return calling_line(analysis.ledger[loss.eraser], *others)
-
-
-def _zeroed_after(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, zero: Event, loss: Loss
-) -> str:
-    """Suggest to zero after the step, and not where it is done now."""
-    line = calling_line(analysis.ledger[loss.step], analysis.ledger[zero.index])
-    touched = [each for each in analysis.optimizers if each.changed_by(zero.index)]
-    same_place = line.line == zero.line or line.file != zero.file
-    if len(touched) > 1 or same_place:
-        return ""
-    return _zeroed_below(analysis, optimizer, line, loss.backward, zero)
+    The suggestion is to zero after the step, and not where it is done now.
+    """
+    step = analysis.ledger[loss.step]
+    others = [analysis.ledger[event] for event in (loss.backward, other)]
+    zero = calling_line(analysis.ledger[loss.eraser], step, *others)
+    line = calling_line(step, zero)
+    eraser = np.array([loss.eraser])
+    touched = [each for each in analysis.optimizers if each.changed_by(eraser).size]
+    suggestion = ""
+    if len(touched) == 1 and line.file == zero.file and line.line != zero.line:
+        suggestion = _zeroed_below(analysis, optimizer, line, loss.backward, zero)
+    return analysis.finding(
+        "error",
+        loss.eraser,
+        step=loss.step,
+        suggestion=suggestion,
+        at=zero,
+        **about,
+    )
 
 
 def _zeroed_below(
@@ -134,14 +130,11 @@ def _zeroed_below(
     return analysis.code.zeroed_below(step, analysis.ledger[backward], zero)
 
 
-# --- lost before a step -----------------------------------------------------------------------
-
-
 def _erased_before(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory, step: int
 ) -> list[Loss]:
     """Return the backwards that were zeroed before a step could read them."""
-    shares = analysis.every_share_of(step, optimizer.optimizer)
+    shares = optimizer.of_step(step)
     lost = {b for share in shares for b in share.erased if analysis.finite(b)}
     # Where a hand has put something into `.grad`, what is there is not known.
     if not lost or analysis.shares.of(step).lost_sight.any():
@@ -155,9 +148,27 @@ def _erased_before(
     return losses
 
 
-def _is_used(analysis: LedgerAnalysis, loss: Loss) -> bool:
-    """Return whether another optimizer used what one has lost."""
-    return bool(analysis.used[loss.backward].any())
+def _is_used_elsewhere(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, backward: int
+) -> bool:
+    """Return whether another optimizer used what a backward added, or may still."""
+    others = [each for each in analysis.optimizers if each is not optimizer]
+    return any(analysis.used[backward, other.columns].any() for other in others)
+
+
+def _lost_for_all(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, step: int
+) -> list[Loss]:
+    """Return what was erased before a step, and used by no other optimizer."""
+    losses = _erased_before(analysis, optimizer, step)
+    # What another optimizer used may be kept from this one for a while, but not for ever.
+    if not optimizer.windows:
+        return losses
+    return [
+        loss
+        for loss in losses
+        if not _is_used_elsewhere(analysis, optimizer, loss.backward)
+    ]
 
 
 def _lost_before_steps(
@@ -167,61 +178,56 @@ def _lost_before_steps(
 
     Nothing is missing in a window that is whole without it; and in SAM a backward only says where to move the weights.
     """
-    moved = analysis.events.detail("moved", default=False)
     inside: list[Loss] = []
     tails: list[Loss] = []
-    for step, kept in optimizer.full_windows.items():
+    for step, kept in optimizer.windows.items():
+        if analysis.moved[kept].any():
+            continue
         # The last closure of a window runs inside the step, the others before it.
         closure = analysis.closures[kept[-1]]
         places = analysis.events.column("line") if closure else analysis.sites
-        sites = set(places[kept].tolist())
-        whole = len(kept) > 1 and _is_whole(analysis, optimizer, step)
+        losses = _erased_before(analysis, optimizer, step)
+        alike = [loss for loss in losses if places[loss.backward] in places[kept]]
         epoch = analysis.epoch(kept[-1], optimizer.rank)
-        for loss in _erased_before(analysis, optimizer, step):
-            alike = places[loss.backward] in sites and not moved[kept].any()
+        whole = len(kept) > 1 and _is_whole(optimizer, step)
+        for loss in alike:
             if analysis.epoch(loss.backward, optimizer.rank) != epoch:
-                tails += [loss] * alike
-            elif alike and not whole and not _in_turns(analysis, loss, kept[-1]):
+                tails.append(loss)
+            elif not whole and not _in_turns(analysis, optimizer, loss, kept[-1]):
                 inside.append(loss)
     return inside, tails
 
 
-def _in_turns(analysis: LedgerAnalysis, loss: Loss, kept: int) -> bool:
+def _in_turns(
+    analysis: LedgerAnalysis, optimizer: OptimizerHistory, loss: Loss, kept: int
+) -> bool:
     """Return whether another optimizer used what was erased here, and not with what this one used.
 
     Two networks that are trained in turns on one loss lose it on purpose; no window is meant for one of them only.
     """
-    steps = [
-        (other.first_step_of.get(loss.backward), other.first_step_of.get(kept))
-        for other in analysis.optimizers
-    ]
-    together = any(lost is not None and lost == used for lost, used in steps)
-    return _is_used(analysis, loss) and not together
+    for other in analysis.optimizers:
+        step = other.first_step_of.get(loss.backward)
+        if step is not None and step == other.first_step_of.get(kept):
+            return False
+    return _is_used_elsewhere(analysis, optimizer, loss.backward)
 
 
-def _is_whole(analysis: LedgerAnalysis, optimizer: OptimizerHistory, step: int) -> bool:
-    """Return whether the shares of a step add up to 1, divided or not."""
-    shares = analysis.shares_of(step, optimizer.optimizer)
-    return any(
-        share.read
-        and (is_close(share.total, 1.0) or is_close(share.total, float(share.many)))
-        for share in shares
-    )
+def _is_whole(optimizer: OptimizerHistory, step: int) -> bool:
+    """Return whether the shares of a loss in a step add up to 1, divided or not."""
+    shares = optimizer.shares_of(step)
+    return any(share.read and is_whole(share.weights) for share in shares)
 
 
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
-    """Say what has to be meant for a healthy loop to be so: that no step used what a zeroing erased.
-
-    SAM erases what has said where to move the weights.
-    """
-    moved = analysis.events.detail("moved", default=False)
+    """Say what has to be meant for a healthy loop to be so: that no step used what a zeroing erased."""
     lost: set[int] = set()
     for optimizer in analysis.optimizers:
-        for step, kept in optimizer.full_windows.items():
-            if moved[kept[0]] and not analysis.closures[kept[0]]:
-                continue
+        for step, kept in optimizer.windows.items():
             losses = _lost_for_all(analysis, optimizer, step)
-            lost |= {loss.backward for loss in losses}
+            # SAM erases what has said where to move the weights, and brings as much there.
+            moved = analysis.moved[kept[0]] and not analysis.closures[kept[0]]
+            if not moved or len(losses) > len(kept):
+                lost |= {loss.backward for loss in losses}
     if lost:
         many = f"{len(lost)} micro-batch{'es' * (len(lost) > 1)}"
         yield f"what {many} brought and a zeroing erased is meant to be thrown away"
@@ -237,13 +243,15 @@ def tail_dropped(
     """Find micro-batches at the end of a loader that no step ever consumed."""
     if optimizer.usual < 2 or not optimizer.steps.size:
         return
-    dropped = _thrown_away(analysis, optimizer)
-    left = _left_at_the_end(analysis, optimizer)
-    dropped += [left] if left else []
+    dropped = [
+        *_thrown_away(analysis, optimizer),
+        _left_at_the_end(analysis, optimizer),
+    ]
+    dropped = [lost for lost in dropped if lost]
     if not dropped:
         return
     lost = dropped[0]
-    source = "loader" if analysis.has_loaders else "loop"
+    source = "loader" if analysis.epochs else "loop"
     yield analysis.finding(
         "warning",
         lost[0],
@@ -266,7 +274,7 @@ def _thrown_away(
 ) -> list[list[int]]:
     """Return the backwards that were zeroed at each epoch's end, where they are fewer than a window's."""
     # Without a loader to ask, what is thrown away now and then may be so on purpose.
-    if not analysis.has_loaders:
+    if not analysis.epochs:
         return []
     _, tails = _lost_before_steps(analysis, optimizer)
     groups: dict[int, list[int]] = {}
@@ -280,12 +288,11 @@ def _left_at_the_end(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
 ) -> list[int]:
     """Return the backwards that are live when everything is over, where a loader or the script has ended."""
-    steps = analysis.ledger.outcomes.steps
     sites = set(analysis.sites[optimizer.read].tolist())
     last = optimizer.read_step.max(initial=-1)
     late = optimizer.backwards[optimizer.backwards > last]
     gone = (analysis.erased[np.ix_(late, optimizer.columns)] >= 0).any(axis=1)
-    gone |= steps[late].any(axis=1)
+    gone |= analysis.ledger.outcomes.steps[late].any(axis=1)
     live = late[~gone].tolist()
     unused = [b for b in live if analysis.sites[b] in sites and analysis.finite(b)]
     if not unused or (optimizer.skipped > unused[-1]).any():
@@ -304,52 +311,40 @@ def gradient_applied_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
     moved_twice = [
         each for each in analysis.optimizers if used_twice[:, each.columns].any()
     ]
+    first = [each.first_use for each in analysis.optimizers]
+    # A wrapper's step runs the step of the optimizer in it.
+    inner = np.flatnonzero(analysis.closures)
     for optimizer, other in product(moved_twice, repeat=2):
         shared = np.intersect1d(optimizer.columns, other.columns)
         twice = np.flatnonzero(used_twice[:, shared].any(axis=1))
-        if twice.size:
-            backwards, steps = _applied_again(analysis, optimizer, other, twice)
-            if steps.size:
-                yield _second_step(analysis, optimizer, other, backwards, steps)
-
-
-def _applied_again(
-    analysis: LedgerAnalysis,
-    optimizer: OptimizerHistory,
-    other: OptimizerHistory,
-    twice: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return which of some backwards an optimizer's steps applied after another one's, or its own, and these steps."""
-    # A wrapper's step runs the step of the optimizer in it.
-    inner = np.flatnonzero(analysis.closures)
-    before = other.first_use[optimizer.read]
-    again = (before < optimizer.read_step) & ~np.isin(before, inner)
-    again &= np.isin(optimizer.read, twice)
-    if optimizer is other:
-        every = [each.first_use for each in analysis.optimizers]
-        first = np.min(every, axis=0)[optimizer.read]
-        new = first[first == optimizer.read_step]
-        again &= ~np.isin(optimizer.read_step, new)
-    return optimizer.read[again], optimizer.read_step[again]
+        before = other.first_use[optimizer.read]
+        again = (before < optimizer.read_step) & ~np.isin(before, inner)
+        again &= np.isin(optimizer.read, twice)
+        if optimizer is other:
+            new = np.min(first, axis=0)[optimizer.read] == optimizer.read_step
+            again &= ~np.isin(optimizer.read_step, optimizer.read_step[new])
+        if again.any():
+            yield _second_step(analysis, optimizer, other, again)
 
 
 def _second_step(
     analysis: LedgerAnalysis,
     optimizer: OptimizerHistory,
     other: OptimizerHistory,
-    backwards: np.ndarray,
-    steps: np.ndarray,
+    again: np.ndarray,
 ) -> Finding:
-    backward, step = int(backwards[0]), int(steps[0])
-    before = int(other.first_use[backward])
+    steps = optimizer.read_step[again]
+    backward, step = int(optimizer.read[again][0]), int(steps[0])
+    before = other.first_step_of[backward]
     shared = np.intersect1d(optimizer.columns, other.columns)
     twice = shared[analysis.contributed[backward, shared]].tolist()
-    suggestion = ""
+    severity, suggestion = "error", ""
     cause = (
         f"{other.name} has applied the gradient of backward {backward} already, and no backward of its own came since: "
         "this step moves the weights once more. Step once."
     )
     if optimizer is not other:
+        severity = "warning"
         cause = (
             f"{other.name} and {optimizer.name} have parameters in common, and both apply the gradient of backward "
             f"{backward} to them: they are moved twice. Give each parameter to one optimizer, or zero in between."
@@ -357,7 +352,7 @@ def _second_step(
     elif analysis.sites[before] != analysis.sites[step]:
         suggestion = analysis.code.removed(analysis.ledger[step])
     return analysis.finding(
-        "error" if optimizer is other else "warning",
+        severity,
         step,
         step=step,
         evidence={
@@ -378,11 +373,11 @@ def missing_zero_grad(
 ) -> Iterator[Finding]:
     """Find contributions that several steps of one optimizer consumed, or a closure that adds its evaluations up."""
     evaluated = _evaluated_in_vain(analysis, optimizer)
-    counts = Counter(optimizer.read.tolist())
-    twice = [b for b, many in counts.items() if many > 1]
+    again = optimizer.first_use[optimizer.read] < optimizer.read_step
     if evaluated:
-        yield _unzeroed_closure(analysis, optimizer, evaluated)
-    elif twice:
+        yield _unzeroed_closure(analysis, evaluated)
+    elif again.any():
+        twice = np.unique(optimizer.read[again]).tolist()
         yield _read_again(analysis, optimizer, twice)
 
 
@@ -390,9 +385,9 @@ def _evaluated_in_vain(
     analysis: LedgerAnalysis, optimizer: OptimizerHistory
 ) -> dict[int, list[int]]:
     """Return the steps whose closure moved the weights and added to what it had brought before, and its backwards."""
-    again = analysis.events.detail("moved", default=False) & analysis.closures
+    again = analysis.moved & analysis.closures
     evaluated = {}
-    for step in optimizer.full_windows:
+    for step in optimizer.windows:
         before = optimizer.previous_step(step)
         waiting = [b for b in optimizer.waiting(step) if b > before]
         if again[waiting[1:]].any():
@@ -401,30 +396,24 @@ def _evaluated_in_vain(
 
 
 def _unzeroed_closure(
-    analysis: LedgerAnalysis,
-    optimizer: OptimizerHistory,
-    evaluated: dict[int, list[int]],
+    analysis: LedgerAnalysis, evaluated: dict[int, list[int]]
 ) -> Finding:
     first, backwards = next(iter(evaluated.items()))
     step, backward = analysis.ledger[first], analysis.ledger[backwards[-1]]
-    moved = analysis.events.detail("moved", default=False)
+    suggestion = ""
     # Several backwards of one evaluation are to be added up.
-    one_each = bool(moved[backwards[1:]].all()) and knows(backward, step)
+    if analysis.moved[backwards[1:]].all() and knows(backward, step):
+        suggestion = analysis.code.added(backward, zeroing(step))
     return analysis.finding(
         "error",
         first,
         step=first,
-        evidence={
-            "backwards": backwards,
-            "steps concerned": len(evaluated),
-        },
+        evidence={"backwards": backwards, "steps concerned": len(evaluated)},
         cause=(
             "The closure does not zero: what it brings at one place of the weights is added to what it brought at "
             "others. It has to zero before its first backward."
         ),
-        suggestion=analysis.code.added_above(backward, zeroing(step))
-        if one_each
-        else "",
+        suggestion=suggestion,
         times=len(evaluated),
     )
 
@@ -434,18 +423,20 @@ def _read_again(
 ) -> Finding:
     steps = optimizer.read_step[optimizer.read == twice[0]].tolist()
     kept = _kept_by_hand(analysis, optimizer, twice[0])
+    severity = "error"
     cause = (
         f"The contribution of backward {twice[0]} is still in `.grad` after the step that used it, and is used by "
         f"{len(steps) - 1} more."
     )
+    suggestion = _zeroed_beside(analysis, optimizer, steps[0], twice[0])
     if kept:
+        severity, suggestion = "note", ""
         cause = (
             f"`.grad` is not zeroed: after each step {kept:.3g} of it is kept, as momentum keeps it. If that is "
             "meant, nothing is wrong."
         )
-    suggestion = _zeroed_beside(analysis, optimizer, steps[0], twice[0])
     return analysis.finding(
-        "note" if kept else "error",
+        severity,
         steps[0],
         step=steps[1],
         evidence={
@@ -454,7 +445,7 @@ def _read_again(
             "backwards read again": len(twice),
         },
         cause=cause,
-        suggestion="" if kept else suggestion,
+        suggestion=suggestion,
         times=len(twice),
     )
 
@@ -465,25 +456,14 @@ def _zeroed_beside(
     """Suggest to zero below a step, or above the first backward that no other optimizer reads."""
     step = analysis.ledger[at]
     window = optimizer.windows[at]
-    own = [b for b in window if not _is_read_by_others(analysis, optimizer, b)]
-    if len(own) in (0, len(window)):
+    alone = [b for b in window if not _is_used_elsewhere(analysis, optimizer, b)]
+    if len(alone) in (0, len(window)):
         return _zeroed_below(analysis, optimizer, step, backward)
     # Below its step, what another network's loss brings afterwards would stay.
-    first = analysis.ledger[own[0]]
-    if len(own) > 1 or not knows(first, step):
+    first = analysis.ledger[alone[0]]
+    if len(alone) > 1 or not knows(first, step):
         return ""
-    return analysis.code.added_above(first, zeroing(step))
-
-
-def _is_read_by_others(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, backward: int
-) -> bool:
-    """Return whether another optimizer's step used a backward."""
-    return any(
-        backward in other.first_step_of
-        for other in analysis.optimizers
-        if other is not optimizer
-    )
+    return analysis.code.added(first, zeroing(step))
 
 
 def _kept_by_hand(
@@ -492,9 +472,7 @@ def _kept_by_hand(
     """Return which part of a contribution a hand keeps from each step to the next; 0 where it keeps all or none."""
     shares = analysis.shares
     mine = (shares.optimizer == optimizer.optimizer) & (shares.backward == backward)
-    factors = shares.by_hand[mine & ~shares.erased & shares.followed]
-    if factors.size < 2 or not is_close(factors[0], 1.0):
-        return 0.0
-    ratios = factors[1:] / factors[:-1]
-    alike = is_close(ratios.min(), ratios.max()) and ratios[0] < 1 - SAME
-    return float(ratios[0]) if alike else 0.0
+    factors = shares.by_hand[mine & ~shares.erased & shares.followed].tolist()
+    ratios = [late / early for early, late in pairwise(factors)]
+    alike = are_close([*factors[:1], 1.0]) and are_close(ratios)
+    return ratios[0] if ratios and alike and ratios[0] < 1 - SAME else 0.0

@@ -428,8 +428,6 @@ def _read_clip(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Cha
             del limits[limit]
     details = {"by": "value" if by_value else "norm", **limits}
     given = args[0] if args else kwargs["parameters"]
-    if isinstance(given, list) and not given:
-        details["of_nothing"] = True
     return None, [given] if isinstance(given, torch.Tensor) else given, details
 
 
