@@ -1,4 +1,4 @@
-"""The columns that lanes and heat map share: one for each event, with its heading, and shares and bytes below."""
+"""Draw the columns of a timeline: one for each event, with its heading, and shares and bytes below."""
 
 from __future__ import annotations
 
@@ -31,11 +31,9 @@ _TURNED = 11.5
 _NAME = 20.0
 _STRIP = 44.0
 _SHARES = 92.0
-# A thinner segment of a bar of shares has no gap to the next, and a wider bar is not drawn.
+# A thinner segment of a bar of shares has no gap to the next; how wide bars are at most, and at least.
 _THIN = 3.0
 _WIDEST = 64.0
-# How many pixels a step has for its bar at least, and a bar in columns that are narrower.
-_FINEST = 6.0
 _SLIM = 14.0
 # How opaque the bytes of a strip are: those behind, and those in front.
 _BEHIND = 0.5
@@ -176,20 +174,16 @@ class Strip:
                 keys.append(key)
         return keys
 
-    def draw(
-        self, canvas: Canvas, columns: EventColumns, top: float, each: int = 1
-    ) -> float:
-        """Draw it, of `each` so many events that share a pixel the largest; return where it ends."""
+    def draw(self, canvas: Canvas, columns: EventColumns, top: float) -> float:
+        """Draw it, and return where it ends."""
         top = draw_name(canvas, self.name, f"0 to {self.most}", top)
         base = top + _STRIP - 4
-        starts = np.arange(0, len(columns.events), each)
-        edges = [columns.x(start) for start in [*starts.tolist(), len(columns.events)]]
+        edges = [columns.x(i) for i in range(len(columns.events) + 1)]
         most = max(float(values.max()) for values, _ in self.areas) or 1.0
         scale = (_STRIP - 18) / most
         for values, key in self.areas:
-            largest = np.maximum.reduceat(values, starts)
             canvas.axes.stairs(
-                base - scale * largest,
+                base - scale * values,
                 edges,
                 baseline=base,
                 fill=True,
@@ -225,14 +219,6 @@ def saved_strips(events: Sequence[Event]) -> list[Strip]:
     return [Strip("saved tensors", areas, most, tuple(texts))]
 
 
-def norm_strip(ledger: Ledger, rows: list[int], events: list[int]) -> Strip:
-    """Return the strip of the norm of all `.grad` after each event."""
-    cells = ledger.grad[np.ix_(events, rows)].astype(float)
-    norms = np.linalg.norm(np.nan_to_num(cells, posinf=0.0), axis=1)
-    areas = [(norms, Key("", MUTED, 0.6))]
-    return Strip("‖.grad‖", areas, style.number(norms.max(), 3))
-
-
 # --- shares ---------------------------------------------------------------------------------------
 
 
@@ -255,17 +241,8 @@ class ShareStrip:
 
     def __init__(self, ledger: Ledger, columns: EventColumns) -> None:
         self.ledger = ledger
-        events = columns.events
-        steps = [i for i, event in enumerate(events) if event.kind == "step"]
-        apart = int(np.diff(steps).min(initial=len(events)))
-        every = math.ceil(_FINEST / (apart * columns.width))
-        shown = steps[::every]
-        self.bars, _ = bars(ledger, [events[i].index for i in shown])
-        room = every * apart * columns.width
-        self.width = max(min(0.4 * room, _SLIM), min(0.8 * columns.width, _WIDEST))
-        self.note = ""
-        if every > 1:
-            self.note = f"The shares of one step in {every} are shown."
+        self.bars, _ = bars(ledger, [event.index for event in columns.events])
+        self.width = min(max(0.8 * columns.width, _SLIM), _WIDEST)
         self.colors = style.label_colors(ledger.labels)
         # Whether a sum had no room.
         self.left_out = False

@@ -297,8 +297,8 @@ class Canvas:
 
 
 _LEFT, _LINE, _LETTERS = 12.0, 19.0, 11.5
-# From a mark to its text, and from the end of an entry to the mark of the next.
-_BESIDE, _BETWEEN = 4.0, 16.0
+# From the start of a mark to its text, and from the end of an entry to the mark of the next.
+_MARK, _BETWEEN = 18.0, 16.0
 # The marks of a legend that are lines: from where to where in a square of 14 pixels, how thick, and their dashes.
 _STROKES: dict[str, tuple[list[tuple[float, ...]], float, tuple[float, ...]]] = {
     "cross": ([(3.5, 3.5, 10.5, 10.5), (10.5, 3.5, 3.5, 10.5)], 1.5, ()),
@@ -313,7 +313,7 @@ _STROKES: dict[str, tuple[list[tuple[float, ...]], float, tuple[float, ...]]] = 
 class Key:
     """One entry of a legend: what it says, its colour and the look of its mark.
 
-    `kind` is a box with an edge, a `fill` without one, a `scale` of rising opacity, or a line.
+    `kind` is a box with an edge, a `fill` without one, or a line.
     """
 
     text: str
@@ -323,19 +323,10 @@ class Key:
     kind: str = "box"
     dashes: tuple[float, ...] = ()
 
-    @property
-    def width(self) -> float:
-        """The width of its mark."""
-        return 96.0 if self.kind == "scale" else 14.0
-
     def draw(self, canvas: Canvas, x: float, y: float) -> None:
         """Draw its mark, with its upper left corner there."""
         if self.kind in _STROKES:
             self._draw_lines(canvas, x, y)
-        elif self.kind == "scale":
-            for n in range(16):
-                alpha = 1 - (1 - self.alpha) * (15 - n) / 15
-                canvas.box(x + 6 * n, y + 1.5, 6, 11, fill=self.color, alpha=alpha)
         else:
             canvas.box(
                 x,
@@ -365,23 +356,19 @@ def draw_legend(canvas: Canvas, keys: list[Key], notes: list[str], top: float) -
     """Draw the entries, then the notes, below `top`, and return where they end."""
     x, y = _LEFT, top
     for key in keys:
-        needed = key.width + _BESIDE + text_width(key.text, _LETTERS)
+        needed = _MARK + text_width(key.text, _LETTERS)
         if x > _LEFT and x + needed > canvas.width - 6:
             x, y = _LEFT, y + _LINE
         middle = y + _LINE / 2
         key.draw(canvas, x, middle - 7)
-        canvas.text(x + key.width + _BESIDE, middle, key.text, size=_LETTERS)
+        canvas.text(x + _MARK, middle, key.text, size=_LETTERS)
         x += needed + _BETWEEN
     y += _LINE if keys else 0
-    return draw_lines(canvas, " ".join(notes), y) + 4
-
-
-def draw_lines(canvas: Canvas, text: str, top: float) -> float:
-    """Write a text in as many lines as it needs below `top`, and return where they end."""
     room = max(int((canvas.width - 2 * _LEFT) / (0.55 * _LETTERS)), 20)
     # A word that is wider than the figure stays whole.
+    text = " ".join(notes)
     lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
     for line in lines:
-        canvas.text(_LEFT, top + _LINE / 2, line, size=_LETTERS, color=MUTED)
-        top += _LINE
-    return top
+        canvas.text(_LEFT, y + _LINE / 2, line, size=_LETTERS, color=MUTED)
+        y += _LINE
+    return y + 4

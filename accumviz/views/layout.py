@@ -14,9 +14,9 @@ from accumviz.ledger.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import encoded
 from accumviz.views import words
 
-# Up to so many parameters are drawn as lanes; on a page, of up to so many events, which are as many as have room.
+# So many parameters and events are drawn as lanes, which are as many as have room; a page shows more as a heat map.
 MOST_LANES = 8
-_MOST_EVENTS = 96
+MOST_EVENTS = 96
 # How a part looks: added by this event, live since an earlier one, used by a step, or not from a recorded backward.
 LOOKS = ("new", "live", "used", "unseen")
 _MOST_COLORS = 8
@@ -349,7 +349,7 @@ def lane_height(reaches: Sequence[Range], events: int) -> int:
     (84, 160, 0)
     """
     count = len(reaches)
-    if not 0 < count <= MOST_LANES or not 0 < events <= _MOST_EVENTS:
+    if not 0 < count <= MOST_LANES or not 0 < events <= MOST_EVENTS:
         return 0
     for low, high in reaches:
         shorter, longer = sorted([-low, high])
@@ -361,60 +361,47 @@ def lane_height(reaches: Sequence[Range], events: int) -> int:
 # --- heat maps ------------------------------------------------------------------------------------
 
 # Codes of a byte: nothing, `.grad` is there, a number that is not finite; then levels, label after label.
-PRESENT_ONLY = 1
-BROKEN = 2
-LEVELS = 30
-LABELS = 8
+_PRESENT = 1
+_BROKEN = 2
+_LEVELS = 30
+_LABELS = 8
 # Levels span so many decades; of norms that are closer than this, all have the highest.
 _DECADES = 6.0
 _NARROW = 0.01
-
-
-class Heat(NamedTuple):
-    """Rows × columns of codes, and the logarithms (base 10) between which their levels lie."""
-
-    codes: np.ndarray
-    range: Range
 
 
 def heat(
     added: np.ndarray,
     held: np.ndarray,
     labels: np.ndarray,
-    across: np.ndarray,
-    down: np.ndarray | None = None,
+    starts: np.ndarray,
     levels: Range | None = None,
-) -> Heat:
+) -> np.ndarray:
     """Code norms (-1: none), parameters × events: of each cell's the largest, so that a single spike survives.
 
-    `held` says where there is a `.grad`, `labels` numbers each event's loss. A cell begins at each event of `across`
-    and each parameter of `down` (at every one). `levels` are the logarithms between which levels lie (`decades`).
+    `held` says where there is a `.grad`, `labels` numbers each event's loss. A cell begins at each event of `starts`.
+    `levels` are the logarithms between which levels lie (`decades`).
 
     >>> held = np.array([[False, True, True, True]])
-    >>> heat(np.array([[-1, 1.0, 10.0, np.inf]]), held, np.zeros(4, int), np.arange(4)).codes.tolist()
+    >>> heat(np.array([[-1, 1.0, 10.0, np.inf]]), held, np.zeros(4, int), np.arange(4)).tolist()
     [[0, 3, 32, 2]]
     """
-    starts = np.arange(len(added)) if down is None else down
-
-    def most_of(cells: np.ndarray) -> np.ndarray:
-        rows = np.maximum.reduceat(cells, across, axis=1)
-        return np.maximum.reduceat(rows, starts, axis=0)
-
     low, high = levels or decades(added)
     is_broken = ~np.isfinite(added)
     is_positive = ~is_broken & (added > 0)
     logs = np.log10(added, where=is_positive, out=np.full(added.shape, low))
     share = np.clip((logs - low) / (high - low), 0, 1)
-    level = np.rint(share * (LEVELS - 1)).astype(int)
+    level = np.rint(share * (_LEVELS - 1)).astype(int)
     # The level decides between a cell's events, the label only colours it.
-    ranked = level * LABELS + labels % LABELS
+    ranked = level * _LABELS + labels % _LABELS
     ranked[is_broken | (added < 0)] = -1
-    ranked = most_of(ranked)
-    level, label = np.divmod(ranked, LABELS)
-    colored = BROKEN + 1 + label * LEVELS + level
-    codes = np.where(ranked >= 0, colored, most_of(held) * PRESENT_ONLY)
-    codes[most_of(is_broken)] = BROKEN
-    return Heat(codes.astype(np.uint8), (low, high))
+    ranked = np.maximum.reduceat(ranked, starts, axis=1)
+    level, label = np.divmod(ranked, _LABELS)
+    colored = _BROKEN + 1 + label * _LEVELS + level
+    is_held = np.maximum.reduceat(held, starts, axis=1)
+    codes = np.where(ranked >= 0, colored, is_held * _PRESENT)
+    codes[np.maximum.reduceat(is_broken, starts, axis=1)] = _BROKEN
+    return codes.astype(np.uint8)
 
 
 def label_places(ledger: Ledger, events: Sequence[Event]) -> np.ndarray:

@@ -490,7 +490,7 @@ def _pixels(
     width = min(len(events), _WIDEST)
     starts = np.unique(np.arange(width) * len(events) // width)
     labels = layout.label_places(ledger, events)
-    return layout.heat(added, ~(grads < 0), labels, starts, levels=levels).codes
+    return layout.heat(added, ~(grads < 0), labels, starts, levels)
 
 
 def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:

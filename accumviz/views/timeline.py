@@ -1,4 +1,4 @@
-"""Paint the timeline of a ledger with matplotlib: lanes of bars while numbers can be written, else a heat map."""
+"""Paint the timeline of a ledger with matplotlib: lanes of bars below the columns of events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accumviz.ledger.ledger import Event, Ledger, Parameter, Recorded, recorded
-from accumviz.views import heatmap, style, words
+from accumviz.views import style, words
 from accumviz.views.columns import (
     EventColumns,
     ShareStrip,
@@ -35,6 +35,7 @@ from accumviz.views.figure import (
     text_width,
 )
 from accumviz.views.layout import (
+    MOST_EVENTS,
     MOST_LANES,
     SCALED,
     Bar,
@@ -75,9 +76,10 @@ def timeline(
 ) -> PageFigure:
     """Draw what every event added to, and left in, each `.grad`.
 
-    A small ledger becomes one lane per parameter, with the contributions live in `.grad` as
-    stacked bars and the numbers that have room; a large one a heat map of contribution norms.
-    `parameters` are names, indices or patterns (`"encoder.*"`), `events` a slice or indices.
+    Each parameter is one lane, with the contributions live in `.grad` as stacked bars and the
+    numbers that have room. `parameters` are names, indices or patterns (`"encoder.*"`), `events`
+    a slice or indices; of more than 8 parameters or 96 events the first ones are drawn, and a note
+    says so: a large ledger is for `av.play`.
 
     Raises `KeyError` for an unknown parameter, `IndexError` for an unknown event, `TypeError` for
     what is neither.
@@ -153,18 +155,22 @@ def _events(ledger: Ledger, wanted: slice | Iterable[int] | None) -> list[int]:
 def _draw(
     ledger: Ledger, rows: list[int], events: list[int], width: float
 ) -> PageFigure:
-    """Paint lanes below their names, or a heat map where an event has no column wide enough for a bar."""
+    """Paint the first lanes below their names; what is wider than the page scrolls there."""
     is_phone = width <= PHONE
     # Free at the right, where the dashed line of the shares is named.
     right = 16.0 if is_phone else 24.0
     narrowest = _TIGHT if is_phone else _NARROWEST
-    room = (width - _LEFT - right) / len(events)
-    if room < narrowest or len(rows) > MOST_LANES:
-        return heatmap.draw(ledger, rows, events, width)
-    columns = EventColumns(_LEFT, min(room, _WIDEST), [ledger[e] for e in events])
+    shown = [ledger[e] for e in events[:MOST_EVENTS]]
+    room = (width - _LEFT - right) / len(shown)
+    columns = EventColumns(_LEFT, min(max(room, narrowest), _WIDEST), shown)
     canvas = Canvas(max(columns.end + right, min(width, 400.0)))
-    lanes = lay_out(ledger, rows, events)
-    return _Painter(canvas, ledger, columns, lanes).paint()
+    lanes = lay_out(ledger, rows[:MOST_LANES], events[:MOST_EVENTS])
+    painter = _Painter(canvas, ledger, columns, lanes)
+    if len(rows) > MOST_LANES:
+        painter.notes.append(f"The first {MOST_LANES} of {len(rows)} parameters.")
+    if len(events) > MOST_EVENTS:
+        painter.notes.append(f"The first {MOST_EVENTS} of {len(events):,} events.")
+    return painter.paint()
 
 
 @dataclass(frozen=True)
@@ -202,6 +208,7 @@ class _Painter:
         self.lanes = lanes
         self.colors = style.label_colors(ledger.labels)
         self.bar = min(columns.width * 0.66, 52.0)
+        self.notes: list[str] = []
         self.is_wordy = columns.width >= _WORDY
         # Whether a total had no room, and a line was faint.
         self.left_out = False
@@ -406,7 +413,7 @@ class _Painter:
             "Each lane has a scale of its own.": len(scales) > 1,
             SCALED: any(bar.scale != 1 for lane in self.lanes for bar in lane.bars),
         }
-        return [note for note, holds in notes.items() if holds]
+        return self.notes + [note for note, holds in notes.items() if holds]
 
 
 def _has_split_bars(lane: Lane) -> bool:

@@ -74,7 +74,7 @@ def test_parts_and_totals_of_a_lane_are_drawn_to_one_scale() -> None:
 
 def test_equal_norms_are_equally_strong_whichever_loss_they_are_of() -> None:
     added = np.array([[8.0, 8.0, 2.0, 2.0]])
-    codes = heat(added, added > 0, np.array([0, 1, 0, 1]), np.arange(4)).codes[0].astype(int)
+    codes = heat(added, added > 0, np.array([0, 1, 0, 1]), np.arange(4))[0].astype(int)
     first, second, third, fourth = (codes - 3) % 30
     assert first == second > third == fourth
 

@@ -178,11 +178,3 @@ def test_what_an_event_holds_is_said_where_it_stands(kind: str, details: dict[st
     ledger = Ledger.build([W], [{"kind": kind, "details": details, "grad": {"w": 1.0}}])
     assert told in words.sentence(ledger, ledger[0], [0])
     assert payload.ledger_data(ledger)[0]["e"].get("t", [""]) == [told]
-
-
-@pytest.mark.parametrize("windows", [20, 400])
-def test_a_heat_map_has_the_shares_of_its_steps(windows: int) -> None:
-    figure = timeline(ledger_of(*[window(term(1), term(0.5))] * windows))
-    said = " ".join(texts(figure))
-    assert "shares of the step" in said and "share 1: the mean of one loss" in said
-    assert ("of one step in" in said or "The shares of one step" in said) == (windows == 400)
