@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ from accumviz.recorder.targets import collect
 
 # Before 2.10 a SavedTensor does not show what it holds: a loss divided by K reads as an undivided one.
 NEEDED = 2, 10
-_OPTIONS = ("path", "exact", "memory", "graphs", "overwrite", "sources")
 
 
 def check() -> None:
@@ -46,9 +44,9 @@ def record(
     `objects` are modules, optimizers, parameters, dicts of named tensors, or lists of these;
     keywords name groups, as in `record(G=generator, D=discriminator)`.
 
-    With `path` the ledger is written there as it grows, with the first event after each half second, and
-    leaves memory: a process that is killed loses what its last half second of training did. A file that is
-    there is refused with `FileExistsError` unless `overwrite=True`, when the recording is opened. A full disk or a
+    With `path` the ledger is written there as it grows, with the first event after each half second,
+    and leaves memory: a process that is killed loses what its last half second of training did. A file
+    that is there is refused with `FileExistsError` unless `overwrite=True`, when the recording is opened. A full disk or a
     vanished folder costs the file only: a warning says so. Without `path`, memory holds all of it. A
     forked process does not write to the file.
 
@@ -103,13 +101,6 @@ def record(
         arguments.flag(name, value)
     if path is not None:
         arguments.file("path", path)
-    for name, value in groups.items():
-        meant = difflib.get_close_matches(name, _OPTIONS, n=1)
-        if meant and isinstance(value, int | float | str | Path | None):
-            raise TypeError(
-                f"{name}={value!r:.80} is no option and no group of parameters; "
-                f"expected {meant[0]}=..., or a group as in record(G=generator)"
-            )
     frame = sys._getframe(1)
     return Recording(
         collect(objects, groups, frame),
