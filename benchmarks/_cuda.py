@@ -304,7 +304,7 @@ def cuda_graphs() -> list[Row]:
     bare, _, _ = train(recorded=False)
     grads, ledger, said = train(recorded=True)
     assert ledger is not None
-    replays = [event for event in ledger.of("edit") if event.details.get("replay")]
+    replays = [event for event in ledger.of("edit") if event.label == "CUDA graph"]
     left = ledger.grad[replays[-1].index] if replays else np.full(len(grads), np.nan)
     norms = np.array([grad.double().norm().item() for grad in grads])
     rows = [

@@ -111,8 +111,8 @@ class Event:
     `allocated` is what PyTorch's CUDA allocator had given out, in bytes, after the event; `peak`
     the most it had given out at once since the event before, known only where that was more than
     ever since its peak was last reset (`torch.cuda.reset_peak_memory_stats`, which is yours to
-    call: a recording never does). Both are of the whole process and of the devices that hold the
-    parameters (`peak`: if it is one), and NaN where not measured, as on a CPU.
+    call: a recording never does). Both are of the whole process and of the device that holds the
+    parameters, and NaN where not measured, as on a CPU or where they are on several devices.
 
     `within` names the event this one ran inside
     (`"step"` for a closure, `"backward"` for an optimizer that steps in a hook). In a ledger of

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -33,7 +34,7 @@ _FRAMEWORKS = (
     "transformers",
     "trl",
 )
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_HERE = os.path.normcase(Path(__file__).parents[1]) + os.sep
 _USER, _LIBRARY, _TORCH_OR_OURS = range(3)
 _LONGEST = 80
 # So many of the user's frames are kept, and so many of others' in a row are looked through for the next.
@@ -42,6 +43,10 @@ _FRAMES, _BETWEEN = 4, 16
 _MOST = 10_000
 # So many lines around one that is in no function are kept; and at most so many of a function.
 _AROUND, _WHOLE = 3, 200
+
+
+# Whose call something was; on the engine's thread there may be nobody.
+Caller = FrameType | None
 
 
 @dataclass(frozen=True)
@@ -71,21 +76,22 @@ class CallSites:
         # By the id of a piece of code, whose it is, and the code: it is held, so that no other gets its id.
         self._owners: dict[int, tuple[int, CodeType]] = {}
 
-    def find(self, frame: FrameType | None) -> CallSite:
+    def find(self, frame: Caller) -> CallSite:
         """Return the nearest line that belongs to the user, not to torch, accumviz or another library."""
         if len(self._owners) > _MOST or len(self._sites) > _MOST:
             self._sites.clear()
             self._owners.clear()
         owners = self._owners
         places = list[int]()
-        caller = frame
+        stack = list[tuple[FrameType, int]]()
         users = between = 0
-        while caller is not None and between < _BETWEEN and users < _FRAMES:
-            code = caller.f_code
+        while frame is not None and between < _BETWEEN and users < _FRAMES:
+            code = frame.f_code
             number = id(code)
             places.append(number)
-            places.append(caller.f_lasti)
-            owner = owners[number][0] if number in owners else self._owner(caller)
+            places.append(frame.f_lasti)
+            owner = owners[number][0] if number in owners else self._owner(frame)
+            stack.append((frame, owner))
             if owner == _USER:
                 users += 1
                 between = 0
@@ -94,23 +100,13 @@ class CallSites:
                     break
             elif users:
                 between += 1
-            caller = caller.f_back
+            frame = frame.f_back
         way = tuple(places)
         if way not in self._sites:
-            self._sites[way] = _site(self._stack(frame, len(way) // 2))
+            self._sites[way] = _site(stack)
         return self._sites[way]
 
-    def _stack(
-        self, frame: FrameType | None, count: int
-    ) -> list[tuple[FrameType, int]]:
-        """Return so many frames from this one on, and whose code each runs."""
-        stack = list[tuple[FrameType, int]]()
-        while frame is not None and len(stack) < count:
-            stack.append((frame, self._owner(frame)))
-            frame = frame.f_back
-        return stack
-
-    def owner(self, frame: FrameType | None) -> FrameType | None:
+    def owner(self, frame: Caller) -> Caller:
         """Return the frame that `find` would describe, for its variables."""
         while frame is not None and self._owner(frame) != _USER:
             frame = frame.f_back
@@ -154,13 +150,19 @@ def _library(frame: FrameType) -> str:
 
 def _site(stack: list[tuple[FrameType, int]]) -> CallSite:
     """Return the user's line, with those that it was called from, and the library's that it called."""
-    users = [frame for frame, owner in stack if owner == _USER]
-    first = next((n for n, (_, owner) in enumerate(stack) if owner == _USER), None)
-    inner = stack[:first]
-    libraries = [frame for frame, owner in inner if owner == _LIBRARY]
+    users: list[FrameType] = []
+    libraries: list[FrameType] = []
+    below: Caller = None  # what the user's line called
+    for frame, owner in stack:
+        if owner == _USER:
+            users.append(frame)
+        elif not users:
+            below = frame
+            if owner == _LIBRARY:
+                libraries.append(frame)
     if not users:
         return _describe(libraries[0], None) if libraries else CallSite()
-    here = _describe(users[0], inner[-1][0] if inner else None)
+    here = _describe(users[0], below)
     frames = [(here.file, here.line, here.source)]
     frames += [_line(caller) for caller in users[1:]]
     return replace(here, frames=tuple(frames), via=_via(libraries))
@@ -189,7 +191,7 @@ def _line(frame: FrameType) -> tuple[str, int, str]:
     return readable(path), line, source[:200]
 
 
-def _describe(frame: FrameType, below: FrameType | None) -> CallSite:
+def _describe(frame: FrameType, below: Caller) -> CallSite:
     file, line, source = _line(frame)
     path = frame.f_code.co_filename
     text = "".join(linecache.getlines(path, frame.f_globals))
@@ -298,7 +300,7 @@ def _cell(shell: Any, path: str) -> str:
 _OWN_REFERENCES = 3  # the frame's, `local` in `variables`, getrefcount's argument
 
 
-def variable(frame: FrameType | None, value: object) -> str:
+def variable(frame: Caller, value: object) -> str:
     """Return the name by which the frame knows this object, or an empty string."""
     if frame is not None:
         for name, candidate in variables(frame):
@@ -311,11 +313,7 @@ def variables(frame: FrameType) -> list[tuple[str, Any]]:
     """Return the frame's variables, local before global, without those that begin with an underscore."""
     local = frame.f_locals
     outer = frame.f_globals
-    merged = {
-        **local,
-        **outer,
-        **local,
-    }  # locals first, where a global has the same name
+    merged = {**local, **outer, **local}  # local first, where both have a name
     pairs = [pair for pair in merged.items() if not pair[0].startswith("_")]
     # Before Python 3.13 the frame keeps this copy of its variables, which would hold a tensor alive
     # after its `del`; three references mean that nobody else has asked for it with locals().

@@ -12,14 +12,14 @@ import itertools
 import json
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence, Set
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
+from numpy import ndarray
+from torch import Tensor
 
 from accumviz.graph.graph import Graph
 from accumviz.ledger import file as ledgerfile
@@ -37,7 +37,7 @@ from accumviz.ledger.events import (
 from accumviz.ledger.ledger import Ledger
 from accumviz.recorder.callsite import CallSite, Sources
 from accumviz.recorder.memory import Allocated
-from accumviz.recorder.transfer import wire
+from accumviz.recorder.transfer import readable, wire
 
 # A block has at most so many events, and so many numbers of parameters.
 _EVENTS, _NUMBERS = 256, 200_000
@@ -46,10 +46,13 @@ _SECONDS = 0.5
 # What a disk says that takes no more.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _NAN = float("nan")
+# Numbers of leaves.
+Leaves = list[int]
 # What becomes of numbers once they are known.
 Put = Callable[[list[float]], None]
-# What is known of the parameters, and of the recording itself.
-About = tuple[list[Parameter], dict[str, Any]]
+# What an event says of itself; what is known of the parameters, and of the recording itself.
+Details = dict[str, Any]
+About = tuple[list[Parameter], Details]
 
 
 class Row:
@@ -76,7 +79,7 @@ class Row:
         label: str,
         site: CallSite,
         within: str,
-        details: dict[str, Any],
+        details: Details,
     ) -> None:
         self.kind = kind
         self.label = label
@@ -87,23 +90,28 @@ class Row:
         # What was read ("contribution", "grad" or "weight"), of which leaves, and the numbers.
         self.given: list[tuple[str, tuple[int, ...], list[float]]] = []
         # What a device sends: what becomes of it, where it arrives, and the mark that is passed then.
-        self.coming: list[tuple[Put, torch.Tensor, Any]] = []
+        self.coming: list[tuple[Put, Tensor, Any]] = []
 
     def give(self, what: str, leaves: Iterable[int], values: list[float]) -> None:
         """Give it numbers of leaves: the norm of each, or (`~leaf`) all its elements."""
         self.given.append((what, tuple(leaves), values))
 
-    def take(self, tensor: torch.Tensor, put: Callable[[float], None]) -> None:
-        """Hand one number to `put`, or the sum of several."""
-        self._take([tensor], lambda values: put(float(sum(values))))
+    def take(self, value: Any, put: Callable[[float], None]) -> None:
+        """Hand a number to `put`, if it can be read: at once, or when a device has sent it."""
+        if not isinstance(value, Tensor):
+            if value is not None:
+                put(value)
+        # A DTensor may not be reduced yet, and reading it would be a collective that the user's program does not have.
+        elif readable(value):
+            self._take([value], lambda values: put(float(sum(values))))
 
     def take_leaves(
-        self, what: str, leaves: Sequence[int], tensors: list[torch.Tensor]
+        self, what: str, leaves: Sequence[int], tensors: list[Tensor]
     ) -> None:
         """Give it the elements of these tensors, of one device and dtype, as numbers of leaves."""
         self._take(tensors, lambda values: self.give(what, leaves, values))
 
-    def _take(self, tensors: list[torch.Tensor], put: Put) -> None:
+    def _take(self, tensors: list[Tensor], put: Put) -> None:
         """Read tensors as they are now, without waiting for a device."""
         if tensors[0].is_cpu:
             values: list[float] = []
@@ -131,16 +139,19 @@ class Row:
         self.coming = []
 
 
-class Sync(NamedTuple):
-    """A collective that runs inside a backward: its row, and the leaves that it concerns.
+class Sync(Row):
+    """A collective: inside a backward, what it does to the `.grad` of `leaves` is there only when that is over.
 
-    What it does to their `.grad` is there only when the backward is over. `pieces` are what a reduce-scatter adds to
-    them, as long as that was not read.
+    `pieces` are what a reduce-scatter adds to them, as long as that was not read.
     """
 
-    row: Row
-    leaves: list[int]
-    pieces: dict[int, torch.Tensor]
+    leaves: Sequence[int] = ()
+
+    def __init__(
+        self, label: str, site: CallSite, within: str, details: Details
+    ) -> None:
+        super().__init__("sync", label, site, within, details)
+        self.pieces: dict[int, Tensor] = {}
 
 
 class Backward(Row):
@@ -149,8 +160,8 @@ class Backward(Row):
     `had` are the PRESENT bits when it began, `state` is what it has brought to each leaf (`gradients.State`), `reached`
     the leaves in the order in which it came. What is `held` is there in its version, made on this stream; what
     `arrived` and was not held had this place and version. A contribution has been read (`settled`) before the event of
-    that number, and `same` are the leaves whose `.grad` is what was contributed. `hooked` and `added` are what came,
-    and what `.grad` became, before hooks of the user's saw it; `by_hook` are the leaves for which these changed it.
+    that number, and `same` are the leaves whose `.grad` is what was contributed. `hooked` is what came
+    before hooks of the user's saw it; `by_hook` are the leaves for which these changed it, or `.grad`.
     """
 
     keeps = False
@@ -167,13 +178,12 @@ class Backward(Row):
         self.had = had
         self.thread = thread
         self.state = bytearray(len(had))
-        self.reached: list[int] = []
-        self.held: dict[int, tuple[torch.Tensor, int, int]] = {}
+        self.reached: Leaves = []
+        self.held: dict[int, tuple[Tensor, int, int]] = {}
         self.arrived: dict[int, tuple[int, int] | None] = {}
         self.settled: dict[int, int] = {}
-        self.same: list[int] = []
-        self.hooked: dict[int, tuple[torch.Tensor, int]] = {}
-        self.added: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self.same: Leaves = []
+        self.hooked: dict[int, tuple[Tensor, int]] = {}
         self.by_hook: set[int] = set()
 
 
@@ -206,7 +216,7 @@ class Layout:
                 places.append(leaf)
         return places
 
-    def marked(self, rows: list[Row], name: str) -> np.ndarray:
+    def marked(self, rows: list[Row], name: str) -> ndarray:
         """Return rows × leaves: True where this attribute of a row names a leaf."""
         lists = [getattr(row, name) for row in rows]
         counts = [len(leaves) for leaves in lists]
@@ -216,7 +226,7 @@ class Layout:
         marks[at, leaves] = True
         return marks
 
-    def fill_norms(self, table: np.ndarray) -> None:
+    def fill_norms(self, table: ndarray) -> None:
         """Put the norms of leaves whose elements are known where those of the others are."""
         for leaf, where in self.elements.items():
             squares = np.square(table[:, where])
@@ -226,9 +236,7 @@ class Layout:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def block_of(
-    rows: list[Row], layout: Layout, before: np.ndarray
-) -> tuple[Block, np.ndarray]:
+def block_of(rows: list[Row], layout: Layout, before: ndarray) -> tuple[Block, ndarray]:
     """Return rows as a block, and what `.grad` is after the last one, where it was `before` the first."""
     count = layout.count
     owners = layout.owners
@@ -273,7 +281,7 @@ def block_of(
 
 def _filled(
     rows: list[Row], layout: Layout
-) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+) -> tuple[dict[str, ndarray], ndarray, ndarray]:
     """Return what rows were given, of which leaves they read `.grad`, and which have weights."""
     # Most rows are given numbers of the same leaves, which go into a table at once.
     alike: dict[Any, tuple[list[int], list[list[float]]]] = {}
@@ -302,7 +310,7 @@ def _filled(
 _measured = attrgetter("time", "loss", "scale", "before", "after", "allocated", "peak")
 
 
-def _codes(rows: list[Row]) -> tuple[dict[str, list[str]], np.ndarray]:
+def _codes(rows: list[Row]) -> tuple[dict[str, list[str]], ndarray]:
     """Return the texts of rows, each once, and in which place of these tables each row has its own."""
     tables: dict[str, dict[str, int]] = {name: {} for name in TABLES}
     # Most events say what the last one of their kind on the same line said.
@@ -395,7 +403,7 @@ class Columns:
         parameters = [Parameter(f"parameter {n}", (s,)) for n, s in enumerate(sizes)]
         self.described: About = parameters, {"stopped": "it did not begin"}
         self._written: About | None = None
-        self._end: dict[str, Any] = {}
+        self._end: Details = {}
         self._given_up = False
         # The ledger may be asked for on another thread than the one that trains.
         self._lock = threading.RLock()
@@ -412,8 +420,8 @@ class Columns:
 
     def finish(self, row: Row) -> None:
         """Take a row as whole, but for what a device still sends."""
-        if self._allocated.devices:
-            row.allocated, row.peak = self._allocated.after()
+        if self._allocated.device is not None:
+            self._allocated.note(row)
         if (row.site.file, row.site.line) not in self._sources.met:
             self._sources.meet(row.site)
         row.done = True
@@ -423,17 +431,19 @@ class Columns:
 
     def settle(self, *, wait: bool = False) -> None:
         """Put away the rows that are done and whose numbers have arrived; with `wait`, all that are done."""
+
+        def is_ready(row: Row) -> bool:
+            return row.done and row.is_whole(wait)
+
         with self._lock:
-            while rows := self._first_whole(wait):
+            while True:
+                first = self.pending[: self._bulk]
+                rows = list(itertools.takewhile(is_ready, first))
+                if not rows:
+                    break
                 self._put_away(rows)
             self._enough = len(self.pending) + self._bulk
             self._due = time.monotonic() + _SECONDS
-
-    def _first_whole(self, wait: bool) -> list[Row]:
-        """Return the rows of a block: those before the first of which something is missing."""
-        first = self.pending[: self._bulk]
-        whole = itertools.takewhile(lambda row: row.done and row.is_whole(wait), first)
-        return list(whole)
 
     def _put_away(self, rows: list[Row]) -> None:
         for place, row in enumerate(rows, self._away):
@@ -441,7 +451,9 @@ class Columns:
             if isinstance(row, Backward) and row.graph is not None:
                 self._graphs[place] = row.graph
         block, grad = block_of(rows, self._layout, self._grad)
-        self._keep(block)
+        # What the file does not take stays in memory.
+        if not (self._writes and self._append(*ledgerfile.packed(block))):
+            self._blocks.append(block)
         self._grad = grad
         del self.pending[: len(rows)]
         self._away += len(rows)
@@ -483,9 +495,9 @@ class Columns:
             self._writer = None
             raise
 
-    def _news(self) -> dict[str, Any]:
+    def _news(self) -> Details:
         """Return what the file does not say yet beside its events: lines of code, and what has changed."""
-        news: dict[str, Any] = {"sources": self._sources.news()}
+        news: Details = {"sources": self._sources.news()}
         parameters, meta = self._describe()
         if self._written != self.described:
             self._written = self.described
@@ -506,7 +518,7 @@ class Columns:
                 raise
         return self.described
 
-    def _append(self, header: dict[str, Any], *arrays: dict[str, np.ndarray]) -> bool:
+    def _append(self, header: Details, *arrays: dict[str, ndarray]) -> bool:
         """Write this to the file, with the news; return whether that has been done."""
         writer = self._writer
         if writer is None or not (self._writes and writer.is_ours):
@@ -516,11 +528,6 @@ class Columns:
         except OSError as error:
             self._lose(error)
         return self._writes
-
-    def _keep(self, block: Block) -> None:
-        """Write a block, or hold it in memory."""
-        if not (self._writes and self._append(*ledgerfile.packed(block))):
-            self._blocks.append(block)
 
     def _lose(self, error: OSError) -> None:
         """Hold in memory what comes, since the disk takes no more; what the file has is read from there."""
@@ -585,7 +592,7 @@ class Columns:
                 self._ledger = about, self._joined(parameters, meta | self._end)
             return self._ledger[1]
 
-    def _joined(self, parameters: list[Parameter], meta: dict[str, Any]) -> Ledger:
+    def _joined(self, parameters: list[Parameter], meta: Details) -> Ledger:
         layout = self._layout
         parts: list[Block] = []
         if self._writer is not None and self._writer.can_be_read:

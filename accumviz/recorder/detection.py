@@ -6,24 +6,22 @@ import functools
 import gc
 import os
 import sys
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from weakref import ref
 
 import torch
 
 from accumviz.graph.scopes import submodules
 from accumviz.recorder import patches, record
-from accumviz.recorder.callsite import CallSites, variable
+from accumviz.recorder.callsite import Caller, CallSites
 from accumviz.recorder.recording import Recording
-from accumviz.recorder.targets import Named, collect, parameters
+from accumviz.recorder.targets import Named, collect, names_of, parameters
 
 # A script that makes a model for each fold or trial is recorded so many times.
 _MOST = 4
-# So many callers are asked what they call a model.
-_CALLERS = 32
 _MANY = f"the first {_MOST} models were recorded, and later ones were not"
 
 
@@ -47,69 +45,51 @@ class Detector:
         self.recordings, self.notes = recordings, notes
         self._number = 1  # of the first name that no other run has
         # For each recording that is open, the optimizers that it was opened with.
-        self._opened: dict[Recording, list[weakref.ref[Any]]] = {}
-        self._optimizers: list[weakref.ref[Any]] = []
+        self._opened: dict[Recording, list[ref[Any]]] = {}
+        self._optimizers: list[ref[Any]] = []
         self._armed = self._closed = False
         self._process = os.getpid()
         self._undo: list[Callable[[], None]] = []
-        self._wrap(torch.optim.Optimizer, "__init__", self._making)
-        self._always, self._undo = self._undo, []
+        self._forget_optimizers = self._watch_optimizers()
         self._arm()
 
     # --- when ----------------------------------------------------------------------------------
 
-    def _wrap(
-        self,
-        owner: Any,
-        name: str,
-        around: Callable[[Callable[..., Any]], Callable[..., Any]],
-    ) -> None:
-        original = getattr(owner, name)
-        ours = functools.update_wrapper(around(original), original)
+    def _watch_optimizers(self) -> Callable[[], None]:
+        """See which optimizers are made; return how to end that."""
+        original = torch.optim.Optimizer.__init__
 
-        def undo() -> None:
-            if getattr(owner, name) is ours:
-                setattr(owner, name, original)
-
-        setattr(owner, name, ours)
-        self._undo.append(undo)
-
-    def _making(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - its name in torch
             original(optimizer, *args, **kwargs)
             try:
                 if not self._closed and os.getpid() == self._process:
-                    self._optimizers.append(weakref.ref(optimizer))
+                    self._optimizers.append(ref(optimizer))
                     self._arm()
             except Exception as failure:
                 self._fail(failure)
 
-        return __init__
+        return patches.replace(torch.optim.Optimizer, "__init__", __init__)
 
     def _arm(self) -> None:
         """Be told when a training step begins, once."""
-        if self._armed:
-            return
-        self._armed = True
-        for owner, name, begins in (
-            (torch.nn.Module, "__call__", self._trains),
-            (torch.utils.data.DataLoader, "__iter__", self._has_optimizer),
-            (torch.autograd, "backward", lambda *_: True),
-        ):
-            self._wrap(owner, name, functools.partial(self._at, owner, name, begins))
+        if not self._armed:
+            self._armed = True
+            self._watch(torch.nn.Module, "__call__", self._trains)
+            loader = torch.utils.data.DataLoader
+            self._watch(loader, "__iter__", self._has_optimizer)
+            self._watch(torch.autograd, "backward", lambda *_: True)
 
     def _disarm(self) -> None:
         self._armed = False
         while self._undo:
             self._undo.pop()()
 
-    def _at(
-        self,
-        owner: Any,
-        name: str,
-        begins: Callable[..., bool],
-        original: Callable[..., Any],
-    ) -> Callable[..., Any]:
+    def _watch(self, owner: Any, name: str, begins: Callable[..., bool]) -> None:
+        """Open a recording at the first call of something with which a training step begins."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             if not self._armed or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
@@ -123,7 +103,7 @@ class Detector:
             # A recording that was opened just now wants to see this call, too.
             return (original if now is before else now)(*args, **kwargs)
 
-        return call
+        self._undo.append(patches.replace(owner, name, call))
 
     def _has_optimizer(self, *_: Any) -> bool:
         return bool(self._alive())
@@ -171,16 +151,14 @@ class Detector:
         optimizers = [reference() for reference in self._optimizers]
         return [optimizer for optimizer in optimizers if optimizer is not None]
 
-    def _record(
-        self, roots: list[Any], optimizers: list[Any], caller: FrameType | None
-    ) -> None:
+    def _record(self, roots: list[Any], optimizers: list[Any], caller: Caller) -> None:
         groups = _grouped(roots, caller) if len(roots) > 1 else {}
         given = (*optimizers,) if groups else (*roots, *optimizers)
         recording = self._started(collect(given, groups, caller), caller)
         self.recordings.append(recording)
-        self._opened[recording] = [weakref.ref(each) for each in optimizers]
+        self._opened[recording] = [ref(each) for each in optimizers]
 
-    def _started(self, named: Named, caller: FrameType | None) -> Recording:
+    def _started(self, named: Named, caller: Caller) -> Recording:
         """Return an open recording in a file of its own: a name that another run has taken gets a number."""
         while True:
             place = self._place()
@@ -214,7 +192,7 @@ class Detector:
     def close(self, ended: str) -> None:
         """Close all recordings; afterwards nothing of ours is left in torch."""
         self._closed = True
-        self._undo += self._always
+        self._forget_optimizers()
         self._disarm()
         for recording in self._opened:
             recording.stop(ended)
@@ -243,9 +221,7 @@ def _ids(optimizer: Any) -> set[int]:
     return {id(p) for p in parameters(optimizer)}
 
 
-def _roots(
-    optimizers: list[Any], recorded: set[int], caller: FrameType | None
-) -> list[Any]:
+def _roots(optimizers: list[Any], recorded: set[int], caller: Caller) -> list[Any]:
     """Return the models that are trained: whole ones, not their parts, and neither losses nor what only wraps them.
 
     They share parameters with an optimizer, or some caller has a name for them; with neither, all are taken.
@@ -255,7 +231,7 @@ def _roots(
     wanted = [
         module
         for module, trained in whole
-        if trained & owned or (not recorded and _called(module, caller))
+        if trained & owned or (not recorded and any(names_of(module, caller)))
     ]
     return wanted if wanted or owned else [module for module, _ in whole]
 
@@ -282,23 +258,15 @@ def _whole_models(owned: set[int], recorded: set[int]) -> list[tuple[Any, set[in
     return whole
 
 
-def _grouped(roots: list[Any], caller: FrameType | None) -> dict[str, Any]:
+def _grouped(roots: list[Any], caller: Caller) -> dict[str, Any]:
     """Return the models by the names that they have in the caller, each once."""
     groups: dict[str, Any] = {}
     for root in roots:
-        name = _called(root, caller) or type(root).__name__
+        name = type(root).__name__
+        # Inside a function, several models have one name: the outermost counts.
+        for name in names_of(root, caller):  # noqa: B007
+            pass
         while name in groups:
             name += "_"
         groups[name] = root
     return groups
-
-
-def _called(module: Any, frame: FrameType | None) -> str:
-    """Return the name that the outermost caller who has one gives it: inside a function, several models share one."""
-    name = ""
-    for _ in range(_CALLERS):
-        if frame is None:
-            break
-        here, frame = variable(frame, module), frame.f_back
-        name = here if here not in ("", "self") else name
-    return name

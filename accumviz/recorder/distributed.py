@@ -14,22 +14,20 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor, nn
 
 from accumviz.recorder import patches
 from accumviz.recorder.callsite import CallSites, variables
-from accumviz.recorder.columns import Backward, Row, Sync
-from accumviz.recorder.transfer import keep_for_stream, readable, unseen
+from accumviz.recorder.columns import Backward, Details, Leaves, Sync
+from accumviz.recorder.transfer import keep_for_stream, local, readable, unseen
 
 # The operators, what they do, and which argument is the whole.
 _OPERATORS = {
@@ -52,6 +50,9 @@ _MOVERS = {
     "_reduce_grad": "handle",
     "_all_gather_flat_param": "self",
 }
+# What FSDP2's function and FSDP1's state hold where the sum over ranks becomes something else than their mean.
+_SPECIAL = ("gradient_divide_factor", "all_reduce_group", "all_reduce_hook")
+_SPECIAL_OF_FSDP1 = ("_comm_hook", "_inter_node_pg")
 
 
 # --- this process among others -----------------------------------------------------------------
@@ -79,44 +80,34 @@ def own_path(path: Path) -> Path:
 # --- FSDP's parameters -------------------------------------------------------------------------
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this rank holds of a DTensor; any other tensor itself."""
-    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return part
-
-
 class Whole:
     """Stands for the unsharded parameter of FSDP, whose `.grad` users never see.
 
     It exists from the first forward on; until then it is a leaf without a `.grad`. `dtype` is that of its `.grad`, once
-    there was one: FSDP may keep the sum in another than that of the shards. `leaf_of` and `sum_of` may give None.
+    there was one: FSDP may keep the sum in another than that of the shards. `leaf` is the tensor into which autograd
+    accumulates, once there is one.
     """
 
     is_leaf = True
     layout = torch.strided
 
-    def __init__(
-        self,
-        shape: Iterable[int],
-        like: torch.Tensor,
-        leaf_of: Callable[[], torch.Tensor | None],
-        sum_of: Callable[[], torch.Tensor | None],
-    ) -> None:
+    def __init__(self, unit: Any, shape: Iterable[int], like: Tensor) -> None:
+        self.unit = unit
         self.shape = torch.Size(shape)
         self.dtype = like.dtype
         self.device = like.device
-        self._leaf_of = leaf_of
-        self._sum_of = sum_of
 
     @property
-    def leaf(self) -> torch.Tensor | None:
-        """The tensor into which autograd accumulates, once there is one."""
-        return self._leaf_of()
+    def leaf(self) -> Tensor | None:
+        raise NotImplementedError
+
+    def _sum(self) -> Tensor | None:
+        raise NotImplementedError
 
     @property
-    def grad(self) -> torch.Tensor | None:
+    def grad(self) -> Tensor | None:
         """What has been accumulated and not been scattered yet."""
-        grad = self._sum_of()
+        grad = self._sum()
         if grad is not None:
             self.dtype = grad.dtype
         return grad
@@ -125,24 +116,17 @@ class Whole:
     def requires_grad(self) -> bool:
         return self.leaf is not None and self.leaf.requires_grad
 
-    @property
-    def _backward_hooks(self) -> Any:
-        return getattr(self.leaf, "_backward_hooks", None)
+
+class _WholeOfFsdp2(Whole):
+    """FSDP2's `_unsharded_param`, or its sum in another dtype, to which FSDP adds after all hooks."""
 
     @property
-    def _post_accumulate_grad_hooks(self) -> Any:
-        return getattr(self.leaf, "_post_accumulate_grad_hooks", None)
+    def leaf(self) -> Tensor | None:
+        return getattr(self.unit, "_unsharded_param", None)
 
-
-def _whole_of_fsdp2(param: Any) -> Whole:
-    """Return FSDP2's `_unsharded_param`, or its sum in another dtype, to which FSDP adds after all hooks."""
-
-    def leaf_of() -> torch.Tensor | None:
-        return getattr(param, "_unsharded_param", None)
-
-    def sum_of() -> torch.Tensor | None:
-        summed = getattr(param, "unsharded_accumulated_grad", None)
-        came = getattr(leaf_of(), "grad", None)
+    def _sum(self) -> Tensor | None:
+        summed = getattr(self.unit, "unsharded_accumulated_grad", None)
+        came = getattr(self.leaf, "grad", None)
         if summed is None or came is None:
             alone = came if summed is None else summed
             return None if alone is None else local(alone)
@@ -153,42 +137,32 @@ def _whole_of_fsdp2(param: Any) -> Whole:
         # As FSDP will add it: what it then scatters is gone before the backward is over.
         return (mine + theirs).to(mine.dtype)
 
-    return Whole(param._orig_size, local(param.sharded_param), leaf_of, sum_of)
 
+class _WholeOfFsdp1(Whole):
+    """FSDP1's FlatParameter while its `.grad` has the size of the whole."""
 
-def _whole_of_fsdp1(handle: Any) -> Whole:
-    """Return FSDP1's FlatParameter while its `.grad` has the size of the whole."""
-    flat = handle.flat_param
+    @property
+    def leaf(self) -> Tensor:
+        flat: Tensor = self.unit.flat_param
+        return flat
 
-    def sum_of() -> torch.Tensor | None:
-        return handle.flat_param.grad if _holds_whole(handle) else None
-
-    shape = flat._unpadded_unsharded_size
-    return Whole(shape, flat, lambda: handle.flat_param, sum_of)
+    def _sum(self) -> Tensor | None:
+        return self.leaf.grad if _holds_whole(self.unit) else None
 
 
 class Shard:
     """Stands for a parameter of FSDP1 while its `.grad` is that of this rank's shard."""
 
-    # Autograd never reaches a shard.
-    _backward_hooks = None
-    _post_accumulate_grad_hooks = None
+    leaf = None  # autograd never reaches a shard
 
-    def __init__(self, tensor: torch.Tensor, handle: Any) -> None:
+    def __init__(self, tensor: Tensor, handle: Any) -> None:
         self.tensor = tensor
         self._handle = handle
         self.shape = tensor.shape
 
     @property
-    def grad(self) -> torch.Tensor | None:
+    def grad(self) -> Tensor | None:
         return None if _holds_whole(self._handle) else self.tensor.grad
-
-    def register_hook(self, hook: Any) -> RemovableHandle:
-        """Return a handle of nothing."""
-        return RemovableHandle(OrderedDict())
-
-    def numel(self) -> int:
-        return self.shape.numel()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tensor, name)
@@ -200,16 +174,19 @@ def _holds_whole(handle: Any) -> bool:
     return flat.grad is not None and flat.grad.numel() != flat._local_shard.numel()
 
 
-def units(module: nn.Module) -> Iterator[tuple[Any, Whole, list[torch.Tensor]]]:
-    """Yield what FSDP1 and FSDP2 shard in a module: its object for it, the whole, the parameters that users see."""
+def units(module: nn.Module) -> Iterator[tuple[Whole, list[Tensor]]]:
+    """Yield what FSDP1 and FSDP2 shard in a module: the whole, and the parameters that users see."""
     for part in module.modules():
         handle: Any = getattr(part, "_handle", None)
         if hasattr(handle, "flat_param") and handle.uses_sharded_strategy:
             flat = handle.flat_param
             seen = list(flat._params) if handle._use_orig_params else [flat]
-            yield handle, _whole_of_fsdp1(handle), seen
+            shape = flat._unpadded_unsharded_size
+            yield _WholeOfFsdp1(handle, shape, flat), seen
         for param in _fsdp2_params(part):
-            yield param, _whole_of_fsdp2(param), [param.sharded_param]
+            shard = param.sharded_param
+            whole = _WholeOfFsdp2(param, param._orig_size, local(shard))
+            yield whole, [shard]
 
 
 def _fsdp2_params(module: Any) -> Iterator[Any]:
@@ -234,19 +211,19 @@ class Shards:
 
     def __init__(self) -> None:
         # FSDP's object -> its whole's column, the columns of the shards
-        self.by_id: dict[int, tuple[int, list[int]]] = {}
+        self.by_id: dict[int, tuple[int, Leaves]] = {}
         self.wholes: dict[int, int] = {}
 
-    def add(self, unit: Any, whole: int, shards: list[int], sizes: list[int]) -> None:
+    def add(self, unit: Any, whole: int, shards: Leaves, sizes: Leaves) -> None:
         """Note one unit's columns; the whole goes with the first shard of which this rank has any element."""
         self.by_id[id(unit)] = whole, shards
         filled = (i for i, size in zip(shards, sizes, strict=True) if size)
         self.wholes[whole] = next(filled, shards[0])
 
-    def columns(self, units: list[Any]) -> tuple[list[int], list[int]]:
+    def columns(self, units: list[Any]) -> tuple[Leaves, Leaves]:
         """Return the columns of these units' wholes, and of their shards, as far as they are recorded."""
-        wholes: list[int] = []
-        shards: list[int] = []
+        wholes: Leaves = []
+        shards: Leaves = []
         for unit in units:
             if id(unit) in self.by_id:
                 whole, inside = self.by_id[id(unit)]
@@ -273,39 +250,30 @@ def _moving(frame: FrameType) -> _Moving | None:
     return None
 
 
-def _read_move(moved: Any, inside: dict[str, Any]) -> _Moving:
+def _read_move(moved: Any, inside: Details) -> _Moving:
     """Read from the variables of FSDP's function what it moves, and how."""
     state = inside.get("state")
     if state is None:
         group = inside.get("reduce_scatter_group")
-        special = [
-            inside.get("gradient_divide_factor"),
-            inside.get("all_reduce_group"),
-            inside.get("all_reduce_hook"),
-        ]
+        special = [inside.get(name) for name in _SPECIAL]
         comm = inside.get("reduce_scatter_comm")
         if comm is not None and not type(comm).__module__.startswith(_FSDP):
             special.append(comm)
     else:  # FSDP1
         group = state.process_group
-        special = [
-            getattr(state, "_comm_hook", None),
-            getattr(state, "_inter_node_pg", None),
-        ]
+        special = [getattr(state, name, None) for name in _SPECIAL_OF_FSDP1]
     averages = all(each is None for each in special)
     units = list(moved) if isinstance(moved, list | tuple) else [moved]
     return _Moving(units, 0 if group is None else group.size(), averages)
 
 
-def _pieces(
-    shards: list[int], params: list[Any], output: torch.Tensor
-) -> dict[int, torch.Tensor]:
+def _pieces(shards: Leaves, params: list[Any], output: Tensor) -> dict[int, Tensor]:
     """Return each parameter's new shard in a reduce-scatter's output, where that is known."""
     if len(shards) != len(params):
         return {}
     if hasattr(params[0], "flat_param"):
         return {shards[0]: output}
-    pieces: dict[int, torch.Tensor] = {}
+    pieces: dict[int, Tensor] = {}
     start = 0
     for i, param in zip(shards, params, strict=True):
         pieces[i] = output[start : start + param.sharded_size.numel()]
@@ -356,7 +324,7 @@ def _kernel(operator: Any, around: patches.Around) -> Callable[..., Any]:
 
 
 def _noting(op: str, whole: int) -> patches.Around:
-    def around(call: patches.Call) -> Iterator[None]:
+    def around(call: patches.Call) -> patches.Steps:
         moved = list(_tensors(call.args[whole]))
         output = list(_tensors(call.args[0]))
         patches.notify(call.recordings, "collective", op, moved, output, call.frame)
@@ -365,8 +333,8 @@ def _noting(op: str, whole: int) -> patches.Around:
     return around
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
@@ -383,7 +351,7 @@ class _Replica:
         self.module = module
         ignored = set(getattr(module, "parameters_to_ignore", ()))
         # In the order of DDP's buckets, as a rule
-        self.leaves: list[int] = []
+        self.leaves: Leaves = []
         for name, tensor in module.module.named_parameters():
             recorded = tensor.requires_grad and id(tensor) in index
             if recorded and name not in ignored:
@@ -461,24 +429,21 @@ class Collectives:
 
     def describe(self, running: Backward) -> None:
         """Say of a backward that is over whether a forward had armed its all-reduce, and what the flag is."""
-        details = running.details
         reached = {*running.reached}
         concerned = []
         for replica in self.replicas:
             # A comm hook may send nothing on purpose.
             silent = replica.hooked and replica.armed and not running.syncs
-            if replica.armed is None or silent:
-                continue
-            if not reached.isdisjoint(replica.leaves):
+            is_reached = not reached.isdisjoint(replica.leaves)
+            if is_reached and replica.armed is not None and not silent:
                 concerned.append(replica)
-        if not concerned:
-            return
-        # One that is not armed is what the step lacks.
-        first = min(concerned, key=lambda replica: bool(replica.armed))
-        details["armed"] = first.armed
-        details["armed_line"] = first.line
-        flags = [each.module.require_backward_grad_sync for each in concerned]
-        details["no_sync"] = not all(flags)
+        if concerned:
+            # One that is not armed is what the step lacks.
+            first = min(concerned, key=lambda replica: bool(replica.armed))
+            flags = [each.module.require_backward_grad_sync for each in concerned]
+            running.details["armed"] = first.armed
+            running.details["armed_line"] = first.line
+            running.details["no_sync"] = not all(flags)
 
     def hook(self) -> None:
         """Hook those of the leaves that are taken away which exist by now."""
@@ -491,10 +456,10 @@ class Collectives:
                 self._handles.append(hook)
                 self.unhooked.discard(i)
 
-    def _after(self, i: int) -> Callable[[torch.Tensor], None]:
-        here = weakref.ref(self)
+    def _after(self, i: int) -> Callable[[Tensor], None]:
+        here = ref(self)
 
-        def hook(_: torch.Tensor) -> None:
+        def hook(_: Tensor) -> None:
             collectives = here()
             if collectives is not None:
                 unseen(collectives._leaves.accumulated, i)
@@ -504,8 +469,8 @@ class Collectives:
     def collective(
         self,
         op: str,
-        whole: list[torch.Tensor],
-        output: list[torch.Tensor],
+        whole: list[Tensor],
+        output: list[Tensor],
         frame: FrameType,
     ) -> None:
         """Take note of a collective, if it moves gradients or sharded parameters that are recorded."""
@@ -517,89 +482,80 @@ class Collectives:
             # Once it is over, `.grad` is no longer what this backward made of it.
             self._leaves.settle(running)
         size = sum(tensor.numel() * tensor.element_size() for tensor in whole)
-        details: dict[str, Any] = {"op": op, "bytes": size, "ranks": self._ranks}
+        details: Details = {"op": op, "bytes": size, "ranks": self._ranks}
+        if running is None:
+            sync = Sync("", self._sites.find(frame), "", details)
+        else:
+            sync = Sync(running.label, running.site, "backward", details)
         moving = _moving(frame) if self._shards.by_id else None
         if moving is not None:
-            self._fsdp(moving, output, frame, running, details)
+            self._fsdp(sync, moving, output, running)
         elif op == "all-reduce":
-            replica = self._sender(frame, running)
+            replica = None if running is None else self._sender(frame, running)
             if running is None or replica is None:
-                self._by_hand(whole, frame, running, details)
+                self._by_hand(sync, whole)
             else:
                 count = sum(tensor.numel() for tensor in whole)
-                self._ddp(replica, count, frame, running, details)
+                self._ddp(sync, replica, count, running)
 
-    def _row(
-        self,
-        leaves: Iterable[int],
-        frame: FrameType,
-        running: Backward | None,
-        details: dict[str, Any],
-    ) -> Row:
-        details["parameters"] = [self._leaves.named.names[i] for i in leaves]
-        if running is None:
-            row = Row("sync", "", self._sites.find(frame), "", details)
-        else:
-            row = Row("sync", running.label, running.site, "backward", details)
-        self._rows.begin(row)
-        return row
+    def _begin(self, sync: Sync, leaves: Leaves) -> None:
+        sync.details["parameters"] = [self._leaves.named.names[i] for i in leaves]
+        self._rows.begin(sync)
 
-    def _over(self, row: Row) -> None:
-        row.present = bytes(self._leaves.present)
-        self._rows.finish(row)
+    def _over(self, sync: Sync) -> None:
+        sync.present = bytes(self._leaves.present)
+        self._rows.finish(sync)
 
-    def _inside(self, running: Any, sync: Sync) -> None:
+    def _inside(self, running: Backward, sync: Sync, leaves: Leaves) -> None:
+        """Leave what a collective does to these leaves to the end of the backward."""
+        sync.leaves = leaves
         running.syncs = [*running.syncs, sync]
-        running.synced = {*running.synced, *sync.leaves}
+        running.synced = {*running.synced, *leaves}
 
     # --- FSDP ----------------------------------------------------------------------------------
 
     def _fsdp(
         self,
+        sync: Sync,
         moving: _Moving,
-        output: list[torch.Tensor],
-        frame: FrameType,
+        output: list[Tensor],
         running: Backward | None,
-        details: dict[str, Any],
     ) -> None:
         wholes, shards = self._shards.columns(moving.units)
         if not shards:
             return
-        op = details["op"]
-        details["ranks"] = moving.ranks or self._ranks
+        op = sync.details["op"]
+        sync.details["ranks"] = moving.ranks or self._ranks
         if op == "reduce-scatter" and not moving.averages:
-            details["reduction"] = ""
-        row = self._row(shards, frame, running, details)
+            sync.details["reduction"] = ""
+        self._begin(sync, shards)
         if running is None or op == "all-gather":
-            self._over(row)
+            self._over(sync)
             return
         if op == "all-reduce":
             # What groups of ranks reduce between them is in no `.grad` yet.
-            self._inside(running, Sync(row, [], {}))
+            self._inside(running, sync, [])
             return
         # FSDP has used what it scattered before, and may free it: one piece at a time is held.
         self._read_pieces(running)
-        row.contributed = shards
-        pieces: dict[int, torch.Tensor] = {}
+        sync.contributed = shards
         if moving.averages:
-            pieces = _pieces(shards, moving.units, output[0])
-        row.unmeasured = [i for i in shards if i not in pieces]
-        self._inside(running, Sync(row, [*wholes, *shards], pieces))
+            sync.pieces = _pieces(shards, moving.units, output[0])
+        sync.unmeasured = [i for i in shards if i not in sync.pieces]
+        self._inside(running, sync, [*wholes, *shards])
 
     def _read_pieces(self, running: Backward) -> None:
         """Read what reduce-scatters of this backward brought, and let go of it."""
         for sync in running.syncs:
             for i, piece in sync.pieces.items():
-                self._leaves.read(sync.row, "contribution", [i], [piece.reshape(-1)])
+                self._leaves.read(sync, "contribution", {i: piece.reshape(-1)})
                 keep_for_stream(piece)  # it was scattered on a stream of FSDP's
             sync.pieces.clear()
 
     # --- DDP -----------------------------------------------------------------------------------
 
-    def _sender(self, frame: FrameType, running: Backward | None) -> _Replica | None:
+    def _sender(self, frame: FrameType, running: Backward) -> _Replica | None:
         """Return whose bucket is reduced now inside a backward; None where it is not DDP that reduces."""
-        if running is None:
-            return None
         left = {*running.reached} - running.synced
         armed = [r for r in self.replicas if r.armed and not left.isdisjoint(r.leaves)]
         if not armed:
@@ -613,30 +569,25 @@ class Collectives:
         return replica
 
     def _ddp(
-        self,
-        replica: _Replica,
-        count: int,
-        frame: FrameType,
-        running: Backward,
-        details: dict[str, Any],
+        self, sync: Sync, replica: _Replica, count: int, running: Backward
     ) -> None:
         """Note the all-reduce of a bucket of so many elements."""
-        details["armed_line"] = replica.line
-        details["ranks"] = dist.get_world_size(replica.module.process_group)
+        sync.details["armed_line"] = replica.line
+        sync.details["ranks"] = dist.get_world_size(replica.module.process_group)
         if replica.hooked:
-            details["reduction"] = ""
+            sync.details["reduction"] = ""
         leaves = self._bucket(replica, count, running)
-        row = self._row(leaves, frame, running, details)
-        self._inside(running, Sync(row, leaves, {}))
+        self._begin(sync, leaves)
+        self._inside(running, sync, leaves)
 
-    def _bucket(self, replica: _Replica, count: int, running: Backward) -> list[int]:
+    def _bucket(self, replica: _Replica, count: int, running: Backward) -> Leaves:
         """Return the leaves in a bucket: the first so many elements of what has arrived, and of what is unused.
 
         DDP cannot be asked, for it holds its lock.
         """
         free = [i for i in replica.leaves if i not in running.synced]
         arrived = [i for i in running.reached if i in free]
-        inside: list[int] = []
+        inside: Leaves = []
         total = 0
         for i in dict.fromkeys([*arrived, *free]):
             if total >= count:
@@ -648,25 +599,19 @@ class Collectives:
 
     # --- by hand -------------------------------------------------------------------------------
 
-    def _by_hand(
-        self,
-        whole: list[torch.Tensor],
-        frame: FrameType,
-        running: Backward | None,
-        details: dict[str, Any],
-    ) -> None:
+    def _by_hand(self, sync: Sync, whole: list[Tensor]) -> None:
         """Note an all-reduce of the user's, if it reduces any `.grad`; what it makes of them is not known."""
         leaves = self._grads_in(whole)
         if leaves:
-            details["reduction"] = ""
-            row = self._row(leaves, frame, running, details)
-            row.changed = leaves
+            sync.details["reduction"] = ""
+            self._begin(sync, leaves)
+            sync.changed = leaves
             # The library writes later, and without a new version.
             self._leaves.update(leaves)
-            self._leaves.leave_unread(row, leaves)
-            self._over(row)
+            self._leaves.leave_unread(sync, leaves)
+            self._over(sync)
 
-    def _grads_in(self, whole: list[torch.Tensor]) -> list[int]:
+    def _grads_in(self, whole: list[Tensor]) -> Leaves:
         """Return the leaves whose `.grad` is in what is reduced."""
         sent = {tensor.untyped_storage().data_ptr() for tensor in whole}
         leaves = []
@@ -692,14 +637,13 @@ class Collectives:
                 present[i] = running.had[i]
         running.present = bytes(present)
         for sync in running.syncs:
-            row = sync.row
-            row.changed = sync.leaves
-            row.contributed = [i for i in row.contributed if leaves.present[i]]
-            leaves.read_grads(row, sync.leaves)
+            sync.changed = sync.leaves
+            sync.contributed = [i for i in sync.contributed if leaves.present[i]]
+            leaves.read_grads(sync, sync.leaves)
             for i in sync.leaves:
                 present[i] = leaves.present[i]
-            row.present = bytes(present)
-            self._rows.finish(row)
+            sync.present = bytes(present)
+            self._rows.finish(sync)
 
     def _disarm(self, running: Any) -> None:
         """Disarm the replicas that a backward has synchronised: a forward has to arm them again."""

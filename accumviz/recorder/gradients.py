@@ -21,16 +21,17 @@ from typing import Any
 from weakref import ref
 
 import torch
+from torch import Tensor
 
 from accumviz.ledger.events import PRESENT, Parameter
 from accumviz.recorder import patches, targets
-from accumviz.recorder.columns import Backward, Row
-from accumviz.recorder.distributed import local
+from accumviz.recorder.columns import Backward, Leaves, Row
 from accumviz.recorder.targets import Named
 from accumviz.recorder.transfer import (
     device_norms,
     host_norms,
     keep_for_stream,
+    local,
     readable,
     unseen,
 )
@@ -40,7 +41,7 @@ _EXACT_TOTAL = 1024
 # So many bytes of contributions are held before they are read: on the CPU what fits into a cache, on a device what
 # is worth a call.
 BULK, BULK_ON_DEVICE = 1 << 20, 16 << 20
-_STRIDED, _TENSOR = torch.strided, torch.Tensor
+_STRIDED = torch.strided
 _current_task = torch._C._current_graph_task_id
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 THREADS = (
@@ -60,6 +61,8 @@ class State(IntEnum):
 
 
 NEW, ARRIVED, HELD, READ, UNKNOWN = State
+# Tensors of leaves.
+Tensors = dict[int, Tensor]
 # A leaf and its norm, or (`~leaf`) its elements.
 Sample = tuple[int, list[float]]
 
@@ -83,11 +86,10 @@ class Gradients:
         # The thread that is followed, once a backward of it has reached a leaf; how many others call backward now, and
         # whether they have reached a leaf.
         self.thread: int | None = None
-        self._is_reached = False
         self.others, self.disturbed = 0, False
         self.lock = threading.RLock()
         self.present = bytearray(len(self.tensors))
-        weights = [leaf for leaf in self.tensors if isinstance(leaf, torch.Tensor)]
+        weights = [leaf for leaf in self.tensors if isinstance(leaf, Tensor)]
         self._ends = [*weights[:1], *weights[-1:]]
         self._shapes = [tuple(local(tensor).shape) for tensor in self.tensors]
         # As they are when the recording opens: what a leaf of another size holds is not known one by one.
@@ -123,43 +125,34 @@ class Gradients:
     def hook(self) -> None:
         """Put our hook on every leaf that needs one: last, and one before those of the user's."""
         for i, tensor in enumerate(self.tensors):
-            hooks = tensor._backward_hooks
-            alone = hooks and len(hooks) == 1 and i in self._handles
-            if alone and not tensor._post_accumulate_grad_hooks:
+            leaf = tensor if isinstance(tensor, Tensor) else tensor.leaf
+            if leaf is None or not leaf.requires_grad:
                 continue
-            if tensor.requires_grad:
-                self._surround(i)
+            hooks = leaf._backward_hooks
+            alone = hooks and len(hooks) == 1 and i in self._handles
+            if not alone or leaf._post_accumulate_grad_hooks:
+                self._surround(i, leaf)
 
-    def _surround(self, i: int) -> None:
+    def _surround(self, i: int, leaf: Any) -> None:
         """Put our hooks around those that a leaf has now."""
-        tensor: Any = self.tensors[i]
         for handle in self._handles.pop(i, ()):
             handle.remove()
         # The tensor holds its hooks: one that held the recording would keep both alive for ever.
         here = ref(self)
-        leaf = getattr(tensor, "leaf", tensor)
         handles = self._handles[i] = []
         self.changeable.discard(i)
         self.rewritable.discard(i)
-        if patches.has_users(tensor._backward_hooks):
+        if patches.has_users(leaf._backward_hooks):
             self.changeable.add(i)
             handles.append(leaf.register_hook(_ours(_comes, here, i)))
             _put_first(leaf._backward_hooks)
-        size = self.sizes[i] * tensor.dtype.itemsize
+        size = self.sizes[i] * leaf.dtype.itemsize
         handles.append(leaf.register_hook(_ours(_arrives, here, i, size)))
-        if patches.has_users(tensor._post_accumulate_grad_hooks):
+        if patches.has_users(leaf._post_accumulate_grad_hooks):
             self.rewritable.add(i)
             hook = _ours(_is_added, here, i)
             handles.append(leaf.register_post_accumulate_grad_hook(hook))
             _put_first(leaf._post_accumulate_grad_hooks)
-
-    def _note_hooks(self, running: Backward) -> None:
-        """Take note of each `.grad` that is not what autograd made of it: hooks of the user's have changed it."""
-        for i, (before, version) in running.added.items():
-            grad = self.tensors[i].grad
-            if grad is None or before() is not grad or grad._version != version:
-                running.by_hook.add(i)
-        running.added = {}
 
     # --- a backward ----------------------------------------------------------------------------
 
@@ -178,53 +171,45 @@ class Gradients:
 
     def read_held(self, running: Backward, stream: int | None = None) -> None:
         """Read the contributions that are held, or only those made on this stream, and let go of them."""
-        leaves, grads = list[int](), list[torch.Tensor]()
-        rest: dict[int, tuple[torch.Tensor, int, int]] = {}
+        grads: Tensors = {}
+        rest: dict[int, tuple[Tensor, int, int]] = {}
         for i, held in running.held.items():
             grad, version, made_on = held
-            if stream is not None and stream != made_on:
+            if stream not in (None, made_on):
                 rest[i] = held
-                continue
             # An operation of the user's may have written into it again.
-            if grad._version != version or running.state[i] != HELD:
+            elif grad._version != version or running.state[i] != HELD:
                 running.state[i] = UNKNOWN
-                continue
-            running.state[i] = READ
-            leaves.append(i)
-            grads.append(grad)
-            if stream is None and grad.is_cuda and made_on != _stream(grad):
-                keep_for_stream(grad)
+            else:
+                running.state[i] = READ
+                grads[i] = grad
+                if stream is None and grad.is_cuda and made_on != _stream(grad):
+                    keep_for_stream(grad)
         running.held, running.waiting = rest, 0
-        self.read(running, "contribution", leaves, grads)
+        self.read(running, "contribution", grads)
 
     def _read_arrived(self, running: Backward) -> None:
         """Read the contributions that are what `.grad` is."""
-        leaves, grads = list[int](), list[torch.Tensor]()
+        grads: Tensors = {}
         for i, came in running.arrived.items():
             grad = self.tensors[i].grad
-            # Freed or changed meanwhile: that something came is known, not how much.
-            if (
-                running.state[i] != ARRIVED
-                or grad is None
-                or not _is_what_came(grad, came)
-            ):
+            is_known = running.state[i] == ARRIVED
+            if is_known and grad is not None and _is_what_came(grad, came):
+                running.state[i] = READ
+                grads[i] = grad
+            else:  # freed or changed meanwhile: that something came is known, not how much
                 running.state[i] = UNKNOWN
-                continue
-            running.state[i] = READ
-            leaves.append(i)
-            grads.append(grad)
         running.arrived = {}
-        running.same += leaves
-        self._last = self.read(running, "contribution", leaves, grads) or self._last
+        running.same += grads
+        self._last = self.read(running, "contribution", grads) or self._last
 
     def settle(self, running: Backward) -> None:
         """Read what has reached leaves so far, and their `.grad`, while it is there to be read."""
         with self.lock:
-            self._note_hooks(running)
             fresh = [i for i in running.reached if i not in running.settled]
             running.settled |= dict.fromkeys(fresh, self.events())
             held = [i for i in fresh if running.state[i] in (HELD, READ)]
-            self.update(fresh)
+            running.by_hook |= self.rewritable.intersection(self.update(fresh))
             self.read_held(running)
             self._read_arrived(running)
             self.read_grads(running, held)
@@ -246,33 +231,34 @@ class Gradients:
     def finish(self, running: Backward) -> None:
         """Give a backward that is over its numbers, and say which leaves it has reached and changed."""
         self.running = None
-        self._is_reached = self._is_reached or bool(running.reached)
-        if not self._is_reached:
-            self.thread = None  # this one's may train what another recording has
-        if running.added:
-            self._note_hooks(running)
+        reached = running.reached
+        if reached:
+            self.thread = running.thread
         changed = sorted(set(self.update()) - running.synced)
         if running.held:
             self.read_held(running)
         if running.arrived:
             self._read_arrived(running)
-        reached = running.reached
         running.contributed, running.alike = reached, running.same
         running.changed = list(dict.fromkeys([*reached, *changed]))
         running.present = bytes(self.present)
         if UNKNOWN in running.state or running.settled:
             self._doubt(running, changed)
-        self.read_grads(running, sorted(set(changed).difference(running.alike)))
+        unread = set(changed)
+        if self.rewritable:
+            # What they have been seen with is what autograd made of it.
+            running.by_hook |= self.rewritable & unread
+            unread |= self.rewritable.intersection(reached).difference(running.settled)
+        self.read_grads(running, sorted(unread.difference(running.alike)))
         if reached and running.by_hook.issuperset(reached):
             running.details["by_hook"] = math.nan
         if self.disturbed:
             running.details["overlapped"] = True
 
-    def _doubt(self, running: Backward, changed: list[int]) -> None:
+    def _doubt(self, running: Backward, changed: Leaves) -> None:
         """Say of which leaves something is not known, or not any more, since they were looked at in between."""
         state = running.state
-        rewritten = [i for i in changed if i in running.settled]
-        running.by_hook |= self.rewritable.intersection(rewritten)
+        rewritten = running.settled.keys() & changed
         running.alike = [
             i for i in running.same if state[i] == READ and i not in rewritten
         ]
@@ -283,7 +269,7 @@ class Gradients:
 
     # --- what `.grad` is -----------------------------------------------------------------------
 
-    def update(self, only: Iterable[int] | None = None) -> list[int]:
+    def update(self, only: Iterable[int] | None = None) -> Leaves:
         """Return the leaves (or `only` of these) whose `.grad` is not the tensor, or the version of it, that it was."""
         changed = []
         seen, present = self._seen, self.present
@@ -296,7 +282,7 @@ class Gradients:
                 seen[i], present[i] = (tensor, None, 0), 0
             else:
                 inner, count = grad, grad._version
-                if type(grad) is not _TENSOR:
+                if type(grad) is not Tensor:
                     inner = local(grad)
                     # What is done to a part of it counts on the outside only.
                     count += inner._version if inner is not grad else 0
@@ -308,7 +294,7 @@ class Gradients:
             self._last = None
         return changed
 
-    def look(self) -> list[int]:
+    def look(self) -> Leaves:
         """Return the leaves whose `.grad` has changed since the last look, be it without a new version."""
         changed = self.update()
         if changed or self._last is None or not self.watches:
@@ -327,28 +313,25 @@ class Gradients:
 
     def read_grads(self, row: Row, indices: Iterable[int]) -> None:
         """Give a row the `.grad` of these leaves: elements of small tensors, norms of large ones."""
-        leaves, grads = list[int](), list[torch.Tensor]()
+        grads: Tensors = {}
         for i in indices:
             grad = self.tensors[i].grad
             if grad is not None:
-                leaves.append(i)
-                grads.append(grad)
-        self._last = self.read(row, "grad", leaves, grads) or self._last
+                grads[i] = grad
+        self._last = self.read(row, "grad", grads) or self._last
 
-    def read(
-        self, row: Row, what: str, leaves: list[int], tensors: list[torch.Tensor]
-    ) -> Sample | None:
+    def read(self, row: Row, what: str, tensors: Tensors) -> Sample | None:
         """Give a row what is in these tensors of leaves.
 
         Returns the numbers of one in host memory, by which a change of `.grad` is seen that no version tells.
         """
         if not tensors:
             return None
-        if not readable(*tensors):
-            leaves, tensors = self._readable_ones(row, what, leaves, tensors)
+        if not readable(*tensors.values()):
+            tensors = self._readable_ones(row, what, tensors)
         small = self.small
-        kinds: dict[Any, tuple[list[int], list[torch.Tensor]]] = {}
-        for i, tensor in zip(leaves, tensors, strict=True):
+        kinds: dict[Any, tuple[Leaves, list[Tensor]]] = {}
+        for i, tensor in tensors.items():
             whole = tensor.layout is _STRIDED and tensor.numel() == small.get(i)
             kind = whole, tensor.dtype, tensor.device
             places, members = kinds.setdefault(kind, ([], []))
@@ -368,18 +351,16 @@ class Gradients:
                 sample = places[0], values[:end]
         return sample
 
-    def _readable_ones(
-        self, row: Row, what: str, leaves: list[int], tensors: list[torch.Tensor]
-    ) -> tuple[list[int], list[torch.Tensor]]:
+    def _readable_ones(self, row: Row, what: str, tensors: Tensors) -> Tensors:
         """Return what can be read, local parts of DTensors, and say of the rest that something is there."""
-        readable_leaves, parts = list[int](), list[torch.Tensor]()
-        for i, tensor in zip(leaves, map(local, tensors), strict=True):
-            if readable(tensor):
-                readable_leaves.append(i)
-                parts.append(tensor)
+        parts: Tensors = {}
+        for i, tensor in tensors.items():
+            part = local(tensor)
+            if readable(part):
+                parts[i] = part
             else:
                 self.leave_unread(row, [i], what)
-        return readable_leaves, parts
+        return parts
 
     def leave_unread(
         self, row: Row, indices: Iterable[int], what: str = "grad"
@@ -391,13 +372,12 @@ class Gradients:
 
     def weigh(self, row: Row) -> None:
         """Give a row the weights of the small leaves, those of FSDP as shards only."""
-        leaves, weights = list[int](), list[torch.Tensor]()
+        weights: Tensors = {}
         for i, size in self.small.items():
             tensor = local(self.tensors[i])
             if readable(tensor) and tensor.numel() == size:
-                leaves.append(i)
-                weights.append(tensor)
-        self.read(row, "weight", leaves, weights)
+                weights[i] = tensor
+        self.read(row, "weight", weights)
 
     # --- whose they are ------------------------------------------------------------------------
 
@@ -410,22 +390,14 @@ class Gradients:
 
         What FSDP gathers is no tensor, and a tensor made for inference counts no versions.
         """
-        versions = []
-        for leaf in self._ends:
-            if not leaf.is_inference():
-                versions.append(leaf._version)
-        return versions
+        return [leaf._version for leaf in self._ends if not leaf.is_inference()]
 
-    def owns(self, owner: Any) -> bool:
-        """Return whether any of an optimizer's, a module's or a list's tensors is recorded."""
-        return any(id(tensor) in self._index for tensor in _tensors(owner))
-
-    def owned(self, owner: Any) -> list[int]:
+    def owned(self, owner: Any) -> Leaves:
         """Return the recorded leaves among an optimizer's, a module's or a list's tensors."""
         index = self._index
         return [index[id(tensor)] for tensor in _tensors(owner) if id(tensor) in index]
 
-    def with_grad(self, owner: Any, *, sharded: bool = False) -> list[int]:
+    def with_grad(self, owner: Any, *, sharded: bool = False) -> Leaves:
         """Return the owned leaves that have a `.grad`; with `sharded`, one that is a part of a tensor.
 
         What changes many of those at once counts no version.
@@ -437,11 +409,11 @@ class Gradients:
                 leaves.append(i)
         return leaves
 
-    def know(self, tensor: torch.Tensor, i: int) -> None:
+    def know(self, tensor: Tensor, i: int) -> None:
         """Take this tensor for that leaf: a module whose weights FSDP has put together has it as a parameter."""
         self._index.setdefault(id(tensor), i)
 
-    def let_go(self, tensors: Iterable[Any]) -> list[int]:
+    def let_go(self, tensors: Iterable[Any]) -> Leaves:
         """Hold no weak reference to these; return the leaves whose `.grad` they are."""
         ids = {id(tensor) for tensor in tensors}
         leaves = []
@@ -464,12 +436,11 @@ class Gradients:
         self.tensors.clear()
         self._ends.clear()
         self._seen.clear()
-        self._index.clear()
         self.named.forget()
 
-    def parameters(self, owned: list[list[int]]) -> list[Parameter]:
+    def parameters(self, owned: list[Leaves]) -> list[Parameter]:
         """Return the leaves as data, as they are now; `owned` are those of each optimizer."""
-        owners: dict[int, list[int]] = {}
+        owners: dict[int, Leaves] = {}
         for index, leaves in enumerate(owned):
             for i in dict.fromkeys(leaves):
                 owners.setdefault(i, []).append(index)
@@ -501,7 +472,7 @@ Here = ref[Gradients]
 
 
 @patches.guarded
-def _comes(here: Here, i: int, grad: torch.Tensor | None) -> None:
+def _comes(here: Here, i: int, grad: Tensor | None) -> None:
     """Note what comes to a leaf before the user's hooks see it."""
     gradients = here()
     running = None if gradients is None else gradients.running
@@ -510,20 +481,18 @@ def _comes(here: Here, i: int, grad: torch.Tensor | None) -> None:
 
 
 @patches.guarded
-def _is_added(here: Here, i: int, leaf: torch.Tensor) -> None:
-    """Note what autograd has made of a `.grad`, before the user's hooks see it."""
+def _is_added(here: Here, i: int, leaf: Tensor) -> None:
+    """Note what autograd has made of a `.grad`, before the user's hooks see it: they change what differs later."""
     gradients = here()
-    if gradients is None or gradients.running is None or i in gradients.taken:
+    running = None if gradients is None else gradients.running
+    if gradients is None or running is None or i in gradients.taken:
         return
-    running = gradients.running
-    if leaf.grad is None:
-        return
-    if i in running.added:
+    if running.state[i] == UNKNOWN:
         running.by_hook.add(i)  # a part, perhaps of what was changed
-    running.added[i] = ref(leaf.grad), leaf.grad._version
+    gradients.update([i])
 
 
-def _arrives(here: Here, i: int, size: int, grad: torch.Tensor | None) -> None:
+def _arrives(here: Here, i: int, size: int, grad: Tensor | None) -> None:
     """Take note of what autograd is about to add to a leaf's `.grad`."""
     gradients, thread = here(), get_ident()
     # `torch.autograd.grad` writes no `.grad`.
@@ -544,19 +513,25 @@ def _arrives(here: Here, i: int, size: int, grad: torch.Tensor | None) -> None:
 
 
 def _note(
-    gradients: Gradients, running: Backward, i: int, size: int, grad: torch.Tensor
+    gradients: Gradients, running: Backward, i: int, size: int, grad: Tensor
 ) -> None:
     """Hold what comes to a leaf that has a `.grad`, or remember by what to know it again."""
     if i in gradients.changeable:
-        _note_changed(running, i, grad)
+        before = running.hooked.pop(i, None)
+        if before is None or before[0] is not grad or before[1] != grad._version:
+            running.by_hook.add(i)
     if running.state[i] != NEW:
-        _note_further(running, i)
+        # A further part, as reentrant checkpoints of a shared layer bring it; they are added up in `.grad`.
+        if running.state[i] == ARRIVED:
+            running.arrived[i] = None
+        else:
+            running.state[i] = UNKNOWN
         return
     running.reached.append(i)
     kept = i in gradients.taken or i in gradients.rewritable
     if not running.had[i] and not kept:
         running.state[i] = ARRIVED
-        is_plain = type(grad) is _TENSOR and grad.layout is _STRIDED
+        is_plain = type(grad) is Tensor and grad.layout is _STRIDED
         mark = (grad.data_ptr(), grad._version) if is_plain else None
         running.arrived[i] = mark
         return
@@ -569,22 +544,7 @@ def _note(
         unseen(gradients.read_held, running, stream)
 
 
-def _note_changed(running: Backward, i: int, grad: torch.Tensor) -> None:
-    """Note whether hooks of the user's have changed what comes to a leaf."""
-    first, version = running.hooked.pop(i, (None, 0))
-    if first is not grad or version != grad._version:
-        running.by_hook.add(i)
-
-
-def _note_further(running: Backward, i: int) -> None:
-    """Note a further part, as reentrant checkpoints of a shared layer bring it; they are added up in `.grad`."""
-    if running.state[i] == ARRIVED:
-        running.arrived[i] = None
-    else:
-        running.state[i] = UNKNOWN
-
-
-def _elements(tensors: list[torch.Tensor]) -> list[float]:
+def _elements(tensors: list[Tensor]) -> list[float]:
     """Return the elements of tensors in host memory."""
     elements = list[float]()
     for tensor in tensors:
@@ -598,7 +558,7 @@ def _differ(before: list[float], now: list[float]) -> bool:
     return any(old != new and not math.isnan(new) for old, new in pairs)
 
 
-def _stream(grad: torch.Tensor) -> int:
+def _stream(grad: Tensor) -> int:
     """Return on which of its device's streams a tensor is made now."""
     if _raw_stream is None:
         return 0
@@ -618,7 +578,7 @@ def _put_first(hooks: dict[int, Any]) -> None:
         hooks[number] = hooks.pop(number)
 
 
-def _is_what_came(grad: torch.Tensor, came: tuple[int, int] | None) -> bool:
+def _is_what_came(grad: Tensor, came: tuple[int, int] | None) -> bool:
     """Return whether a `.grad` is still what autograd made of a tensor in this place and version.
 
     That is the tensor itself, or a copy, which is written once at most.

@@ -7,30 +7,23 @@ what the graph's nodes saved, without unpacking it: no node runs, no user code d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from accumviz.recorder import patches
-from accumviz.recorder.columns import Backward, Row
-from accumviz.recorder.distributed import local
-from accumviz.recorder.memory import ACCUMULATE_GRAD, held
-from accumviz.recorder.transfer import PLAIN, plainly, readable
+from accumviz.recorder.columns import Backward, Details
+from accumviz.recorder.memory import ACCUMULATE_GRAD, DEEP, held
+from accumviz.recorder.transfer import PLAIN, local, plainly, readable
 
 # A sum of more losses than this, or one of more operations, is not taken apart further.
 _MOST_TERMS, _MOST_NODES = 64, 512
 _REDUCTIONS = ("none", "mean", "sum")
-_ARGUMENTS = (
-    "tensors",
-    "grad_tensors",
-    "retain_graph",
-    "create_graph",
-    "grad_variables",
-    "inputs",
-)
+_ARGUMENTS = ("tensors", "grad_tensors", "retain_graph", "create_graph")
 _LEAF_ITSELF = "it is a parameter itself, and no loss"
 _START = "backward did not start from one number alone"
 _MORE = f"the root adds up more than {_MOST_TERMS} losses"
@@ -69,6 +62,8 @@ _MASKED = {
     "MaskedFillBackward0": "_raw_saved_mask",
     "WhereBackward0": "_raw_saved_condition",
 }
+# So many backwards are searched for old copies of weights: the walk through a graph takes time.
+_SEARCHES = 8
 # What lies between a cross entropy and the products that it compares.
 _TURNED = _variants("T", "Transpose", "Permute")
 _SCALINGS = {"LogSoftmaxBackward0", *_TURNED, *_POWERS, *_SAME}
@@ -89,9 +84,20 @@ _OTHER_LOSSES = _variants(
 # for unused parameters.
 _IDENTITIES = ("_DDPSinkBackward",)
 
-# A loss's constants: each a number, a tensor on a device or None where it cannot be read; the power in which it enters;
-# and whether it is inside a mean, where it cannot be told from the loss itself, as in half a square.
-_Factor = tuple[tuple[Any, int, bool], ...]
+
+class _Constant(NamedTuple):
+    """What a loss is multiplied by, or (power -1) divided by.
+
+    `value` is a number, a tensor on a device or None where it cannot be read. One `inside` a mean cannot be told from
+    the loss itself, as in half a square.
+    """
+
+    value: Any
+    power: int = 1
+    inside: bool = False
+
+
+_Factor = tuple[_Constant, ...]
 _Below = list[tuple[Any, _Factor]]
 
 
@@ -124,11 +130,8 @@ def _past_identities(node: Any, at: int) -> tuple[Any, int]:
 def _only_parent(node: Any) -> Any:
     """Return the one node below this one; None where there is none, or several."""
     only = None
-    for below, at in node.next_functions:
-        parent = below
-        if type(below).__name__ in _IDENTITIES:
-            parent, _ = _past_identities(below, at)
-        if only is not None and parent is not None:
+    for parent, _ in _below(node):
+        if parent is not None and only is not None:
             return None
         only = only or parent
     return only
@@ -158,11 +161,11 @@ def _number(value: Any) -> Any:
 
 def _is_scale(value: Any) -> bool:
     """Return whether this is what a gradient scaler multiplies losses by."""
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, Tensor):
         return False
     for scaler in patches.scalers:
         scale = getattr(scaler, "_scale", None)
-        if isinstance(scale, torch.Tensor) and scale.data_ptr() == value.data_ptr():
+        if isinstance(scale, Tensor) and scale.data_ptr() == value.data_ptr():
             return True
     return False
 
@@ -178,27 +181,17 @@ def _raised(constant: float, power: int) -> float:
     return 1 / constant if constant else math.inf
 
 
-def _are_same(first: _Factor, second: _Factor) -> bool:
-    """Return whether two factors are of the same constants; those on a device are not read for that."""
-    if len(first) != len(second):
-        return False
-    for (a, *how), (b, *other) in zip(first, second, strict=True):
-        on_device = isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor)
-        if how != other or (a is not b if on_device else a != b):
-            return False
-    return True
-
-
 # --- terms ----------------------------------------------------------------------------------------
 
 
 class _Terms:
     """The losses below a backward's root, as they are found."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: Backward) -> None:
         self._row = row
-        self._terms: list[dict[str, Any]] = row.details.setdefault("terms", [])
-        self._sums: list[tuple[str, _Factor, dict[str, Any]]] = []
+        self._terms: list[Details] = row.details.setdefault("terms", [])
+        # By operation and constants; a tensor is known by its identity, without being read.
+        self._sums: dict[tuple[str, _Factor], Details] = {}
 
     def read(self, root: Any, factor: _Factor) -> None:
         """Add the losses below this node, times a factor, from the first to the last."""
@@ -223,9 +216,12 @@ class _Terms:
         reduction: str = "",
         elements: Any = None,
         unknown: str = "",
-    ) -> dict[str, Any]:
-        """Add a term; numbers on a device are put into it when they have arrived."""
-        term = self._chunk(op, factor) if reduction == "sum" else None
+    ) -> Details:
+        """Add a term; numbers on a device are put into it when they have arrived.
+
+        Chunks of one sum are one term: their elements weigh the same, and are counted together.
+        """
+        term = self._sums.get((op, factor)) if reduction == "sum" else None
         if term is None:
             term = {
                 "op": op,
@@ -235,21 +231,13 @@ class _Terms:
                 "unknown": unknown,
             }
             self._terms.append(term)
-            if factor:
-                self._multiply(term, factor)
+            self._multiply(term, factor)
             if reduction == "sum":
-                self._sums.append((op, factor, term))
-        _note(self._row, elements, partial(_put_elements, term))
+                self._sums[op, factor] = term
+        self._row.take(elements, partial(_put_elements, term))
         return term
 
-    def _chunk(self, op: str, factor: _Factor) -> dict[str, Any] | None:
-        """Return the sum of which another one is a chunk: their elements weigh the same, and are counted together."""
-        for other, constants, term in self._sums:
-            if other == op and _are_same(constants, factor):
-                return term
-        return None
-
-    def _multiply(self, term: dict[str, Any], factor: _Factor) -> None:
+    def _multiply(self, term: Details, factor: _Factor) -> None:
         """Write into a term its factor, and what that is made of: None where it is on a device, or not finite."""
         divisor = own = 1.0
         constants = list[float]()
@@ -259,7 +247,7 @@ class _Terms:
                 term["unknown"] = term["unknown"] or _NOT_READ
                 return
             value = math.nan
-            if isinstance(constant, torch.Tensor):
+            if isinstance(constant, Tensor):
                 self._row.take(constant, partial(_put_factor, term, power))
             else:
                 value = _raised(constant, power)
@@ -315,18 +303,20 @@ class _Terms:
         kind = _REDUCING[name]
         reduced = _Reduced(node, kind)
         factor += reduced.factor
+        count = reduced.count
         if reduced.over_batch is not None:
             # What is left of a sample is its own: a sum over the batch is one of losses that are means, then.
-            left = reduced.count if kind == "mean" else 1
-            return [(reduced.over_batch, (*factor, (left, -1, False)))]
+            if kind == "mean":
+                factor += (_Constant(count, -1),)
+            return [(reduced.over_batch, factor)]
         parts = reduced.parts()
         if parts:
             if kind == "mean":
-                factor = (*factor, (reduced.count, -1, False))
+                factor += (_Constant(count, -1),)
             return [(part, factor) for part in parts]
         if kind == "mean":  # each of the numbers that it leaves is one over its part
             numbers = math.prod(node._input_metadata[0].shape)
-            self.add(name, factor, kind, reduced.count // max(numbers, 1))
+            self.add(name, factor, kind, count // max(numbers, 1))
         else:
             self.add(name, factor, kind, reduced.elements())
         return []
@@ -340,25 +330,17 @@ def _compares_samples(node: Any) -> bool:
     shape = tuple(scores.shape)
     if len(shape) != 2 or shape[0] != shape[1]:
         return False
-    product = _product(node.next_functions[0][0])
-    if product is None:
-        return False
-    return not any(_is_weight(side) for side, _ in product.next_functions)
-
-
-def _product(node: Any) -> Any:
-    """Return the product of matrices whose scaled elements this node makes; None where it makes others."""
-    waiting = [node]
+    waiting = [node.next_functions[0][0]]
     for _ in range(_MOST_SCALINGS):
         if not waiting:
             break
         below = waiting.pop()
         name = type(below).__name__
         if name == "MmBackward0":
-            return below
+            return not any(_is_weight(side) for side, _ in below.next_functions)
         if name in _SCALINGS:
-            waiting += [side for side, _ in below.next_functions if side is not None]
-    return None
+            waiting += [side for side, _ in below.next_functions]
+    return False
 
 
 def _is_weight(node: Any) -> bool:
@@ -368,19 +350,11 @@ def _is_weight(node: Any) -> bool:
     return node is None or type(node) is ACCUMULATE_GRAD
 
 
-def _note(row: Row, value: Any, put: Callable[[float], None]) -> None:
-    """Hand a number, if it is known, to `put`: later, if it is on a device."""
-    if isinstance(value, torch.Tensor):
-        row.take(value, put)
-    elif value is not None:
-        put(value)
-
-
-def _put_factor(term: dict[str, Any], power: int, value: float) -> None:
+def _put_factor(term: Details, power: int, value: float) -> None:
     term["factor"] *= _raised(value, power)
 
 
-def _put_elements(term: dict[str, Any], value: float) -> None:
+def _put_elements(term: Details, value: float) -> None:
     """Note how many elements there are, as a sum of weights; NaN where some of these are negative."""
     if math.isnan(value):
         term["unknown"] = _SIGNED
@@ -403,14 +377,14 @@ def _linear(node: Any, name: str, factor: _Factor) -> _Below:
     if name in _SAME:
         return [(first, factor)]
     if name in _NEGATED:
-        return [(first, (*factor, (-1, 1, False)))]
+        return [(first, (*factor, _Constant(-1)))]
     if name in _TWO_SIDES:
         return _two_sides(node, name, factor)
     parent = _only_parent(node)
     if name in _POWERS and parent is not None:
         constant = _constant(node, name)
         if not _is_scale(constant):
-            factor = (*factor, (_number(constant), _POWERS[name], False))
+            factor += (_Constant(_number(constant), _POWERS[name]),)
         return [(parent, factor)]
     if name == "SelectBackward0" and math.prod(node._saved_self_sym_sizes) == 1:
         return [(first, factor)]
@@ -425,7 +399,7 @@ def _two_sides(node: Any, name: str, factor: _Factor) -> _Below:
     below = []
     for (side, _), sign in zip(_below(node), of_sides, strict=False):
         if side is not None:
-            signed = factor if sign == 1 else (*factor, (sign, 1, False))
+            signed = factor if sign == 1 else (*factor, _Constant(sign))
             below.append((side, signed))
     return below
 
@@ -461,7 +435,7 @@ class _Reduced:
         self.factor: _Factor = ()
         self.over_batch: Any = None
         self._kind = kind
-        self._masks: list[torch.Tensor] = []
+        self._masks: list[Tensor] = []
         self._masks_sums = False  # what was masked are sums, as of the classes of a row
         self._descend()
 
@@ -503,9 +477,9 @@ class _Reduced:
 
     def _passes_scale(self, node: Any, name: str) -> bool:
         constant = _constant(node, name)
-        if not isinstance(constant, torch.Tensor) or constant.numel() == 1:
+        if not isinstance(constant, Tensor) or constant.numel() == 1:
             inside = self._kind == "mean"
-            self.factor += ((_number(constant), _POWERS[name], inside),)
+            self.factor += (_Constant(_number(constant), _POWERS[name], inside),)
             return True
         if name == "MulBackward0":
             self._mask(constant)
@@ -520,7 +494,7 @@ class _Reduced:
             self._mask(mask if name == "WhereBackward0" else ~mask)
         return True
 
-    def _mask(self, mask: torch.Tensor) -> None:
+    def _mask(self, mask: Tensor) -> None:
         if self._masks_sums:
             raise _UnreadableError(_NESTED)
         self._masks.append(mask)
@@ -556,7 +530,7 @@ class _Reduced:
             return _number(_sum_of_product(self._masks) * (self.count // size))
 
 
-def _sum_of_product(masks: list[torch.Tensor]) -> torch.Tensor:
+def _sum_of_product(masks: list[Tensor]) -> Tensor:
     """Return the sum of the weights that masks are together; NaN where one is negative."""
     weights = masks[0].reshape(-1)
     for mask in masks[1:]:
@@ -567,7 +541,7 @@ def _sum_of_product(masks: list[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def _counted_targets(node: Any) -> torch.Tensor:
+def _counted_targets(node: Any) -> Tensor:
     """Return which targets of an unreduced cross entropy count."""
     target = held(node._raw_saved_target)
     if target is None or not readable(target):
@@ -575,14 +549,14 @@ def _counted_targets(node: Any) -> torch.Tensor:
     ignored = node._saved_ignore_index
     ignored -= (1 << 64) if ignored >= 1 << 63 else 0
     with torch.no_grad():
-        counted: torch.Tensor = target != ignored
+        counted: Tensor = target != ignored
     return counted
 
 
 # --- what backward was called on ------------------------------------------------------------------
 
 
-def describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def describe_root(row: Backward, args: patches.Args, kwargs: patches.Kwargs) -> None:
     """Write into the row what `torch.autograd.backward` was called on, and how."""
     call = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
     retain = call.get("retain_graph")
@@ -590,40 +564,30 @@ def describe_root(row: Backward, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     for option in ("retain_graph", "create_graph"):
         if call.get(option):
             row.details[option] = True
-    inputs = call.get("inputs")
-    if inputs is not None:
-        several = isinstance(inputs, list | tuple | dict)
-        row.details["inputs"] = len(inputs) if several else 1
     given = call.get("grad_tensors")
     if isinstance(given, list | tuple):
         given = next((each for each in given if each is not None), None)
-    _describe_roots(row, call.get("tensors", ()), given)
-
-
-def _describe_roots(row: Backward, roots: Any, given: Any) -> None:
+    roots = call.get("tensors", ())
     # An edge of the graph is a tuple that has a node.
     if not isinstance(roots, list | tuple) or hasattr(roots, "node"):
         roots = [roots]
     with torch._C.DisableTorchFunction():  # a subclass would be asked each question
         for root in roots:
-            is_tensor = isinstance(root, torch.Tensor)
+            is_tensor = isinstance(root, Tensor)
             node = root.grad_fn if is_tensor else getattr(root, "node", None)
             if node is not None:
                 row.nodes = (*row.nodes, node)
         if len(roots) == 1:
             _describe_root(row, roots[0], given)
         else:
-            row.details["roots"] = len(roots)
             _Terms(row).add("", unknown=_START)
 
 
 def _describe_root(row: Backward, root: Any, given: Any) -> None:
-    single = isinstance(root, torch.Tensor) and root.numel() == 1
+    single = isinstance(root, Tensor) and root.numel() == 1
     if single:
         value = root if type(root) in PLAIN else plainly(local(root))
-        _note(row, _number(value), partial(setattr, row, "loss"))
-    elif isinstance(root, torch.Tensor):
-        row.details["root_shape"] = list(root.shape)
+        row.take(_number(value), partial(setattr, row, "loss"))
     terms = _Terms(row)
     if not row.nodes:
         terms.add("", unknown=_LEAF_ITSELF)
@@ -631,7 +595,6 @@ def _describe_root(row: Backward, root: Any, given: Any) -> None:
     node, _ = _past_identities(row.nodes[0], root.output_nr)
     node, factor = _walk_scale(row, node)
     name = type(node).__name__
-    row.details["root"] = name
     row.label = row.label or name
     start = 1.0 if given is None else _number(given)
     if single and isinstance(start, float) and start == 1:
@@ -659,13 +622,53 @@ def _walk_scale(row: Backward, node: Any) -> tuple[Any, _Factor]:
                 break
             power = _POWERS[name]
             if patches.scalers and _is_scale(constant):
-                _note(row, value, partial(row.details.__setitem__, "amp_scale"))
+                row.take(value, partial(row.details.__setitem__, "amp_scale"))
             else:
-                _note(row, value, partial(_scale, row, power))
-                factor += ((value, power, False),)
+                row.take(value, partial(_scale, row, power))
+                factor += (_Constant(value, power),)
         node = parent
     return node, factor
 
 
 def _scale(row: Backward, power: int, value: float) -> None:
     row.scale *= _raised(value, power)
+
+
+# --- old copies of weights ------------------------------------------------------------------------
+
+
+class CastCache:
+    """The weights that steps have moved inside an autocast, which keeps their 16-bit copies until it is left."""
+
+    def __init__(self) -> None:
+        # The id of each weight, and the number of the first node made after its last step.
+        self._moved: dict[int, int] = {}
+        self._searches = 0
+
+    def note_step(self, weights: Iterable[Any]) -> None:
+        """Note that a step has moved these weights, if an autocast is open that keeps copies."""
+        inside = torch._C._is_any_autocast_enabled()
+        if inside and torch.is_autocast_cache_enabled():
+            now = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+            self._moved |= dict.fromkeys(map(id, weights), now)
+
+    def old_weight(self, roots: Sequence[Any]) -> Any:
+        """Return a weight of which a forward after a step read the copy from before it; None where there is none."""
+        if not self._moved or self._searches >= _SEARCHES:
+            return None
+        self._searches += 1
+        visited = set(roots)
+        waiting = list(roots)
+        while waiting and len(visited) < DEEP:
+            node = waiting.pop()
+            for below, _ in node.next_functions:
+                if below is None or below in visited:
+                    continue
+                visited.add(below)
+                waiting.append(below)
+                if type(below).__name__ == "ToCopyBackward0":
+                    weight = getattr(below.next_functions[0][0], "variable", None)
+                    moved = self._moved.get(id(weight), 0)
+                    if below._sequence_nr() < moved <= node._sequence_nr():
+                        return weight
+        return None

@@ -6,16 +6,16 @@ Saved tensors are read without unpacking: looking must never recompute a checkpo
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+from weakref import ref
 
 import torch
+from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 _CHECKPOINT = "torch.utils.checkpoint"
 ACCUMULATE_GRAD = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
-_NOT_MEASURED = float("nan")
 # Nodes; deleting a chain of about 50,000 ended the process.
 DEEP = 10_000
 # `dir()` of a node takes longer than reading all it saved, and is the same for its class.
@@ -50,17 +50,17 @@ def raw_saved(node: Any) -> list[tuple[str, Any]]:
     return pairs
 
 
-def held(raw: Any) -> torch.Tensor | None:
+def held(raw: Any) -> Tensor | None:
     """Return the tensor a SavedTensor really holds, None when it was freed or packed into something else."""
     data = None if raw is None else raw.data
     # `save_on_cpu` packs (device, copy).
     for part in data if isinstance(data, tuple) else (data,):
-        if isinstance(part, torch.Tensor):
+        if isinstance(part, Tensor):
             return part
     return None
 
 
-def saved_tensors(node: Any) -> list[tuple[str, torch.Tensor | None]]:
+def saved_tensors(node: Any) -> list[tuple[str, Tensor | None]]:
     """List the tensors a node keeps for its backward, as (attribute, tensor).
 
     None stands for a tensor that was freed, that the operation did not need, or that a hook
@@ -73,14 +73,14 @@ def saved_tensors(node: Any) -> list[tuple[str, torch.Tensor | None]]:
     return [(attr, held(raw)) for attr, raw in raw_saved(node)]
 
 
-def inputs_of_checkpoint(raw: Any) -> list[torch.Tensor]:
+def inputs_of_checkpoint(raw: Any) -> list[Tensor]:
     """List the inputs that a non-reentrant checkpoint keeps to run its part again.
 
     The graph holds placeholders only; the hook that would unpack them holds the inputs, since
     PyTorch 2.12 in a list, before in a node of their own.
     """
     hook: Any = getattr(raw, "unpack_hook", None)
-    tensors: list[torch.Tensor] = []
+    tensors: list[Tensor] = []
     if getattr(hook, "__module__", "") != _CHECKPOINT:
         return tensors
     for cell in hook.__closure__ or ():
@@ -103,7 +103,7 @@ def _kept_inputs(frame: Any) -> Iterable[Any]:
     return [] if saver is None else [one for _, one in raw_saved(saver)]
 
 
-def storage(tensor: torch.Tensor) -> tuple[int, int]:
+def storage(tensor: Tensor) -> tuple[int, int]:
     """Return a key that equal storages share, and the storage's bytes; (-1, 0) of a layout without one storage."""
     try:
         key = torch._C._storage_address(tensor)  # type: ignore[attr-defined]
@@ -112,7 +112,7 @@ def storage(tensor: torch.Tensor) -> tuple[int, int]:
         return -1, 0
 
 
-def is_parameter(tensor: torch.Tensor) -> bool:
+def is_parameter(tensor: Tensor) -> bool:
     """Tell whether a tensor is a parameter or a view of one: it is there with or without the graph."""
     base = tensor._base if tensor._is_view() else tensor
     if base is None:
@@ -163,7 +163,7 @@ def saved_storages(roots: Iterable[Any]) -> dict[int, int]:
     tops = [root for root in dict.fromkeys(roots) if root is not None]
     order, seen = list(tops), set(tops)
     storages: dict[int, int] = {}
-    leaves: list[torch.Tensor] = []
+    leaves: list[Tensor] = []
     for node in order:
         if type(node) is ACCUMULATE_GRAD:
             leaves.append(node.variable)
@@ -182,7 +182,7 @@ def saved_storages(roots: Iterable[Any]) -> dict[int, int]:
     return storages
 
 
-def _alive(node: Any) -> Iterator[torch.Tensor]:
+def _alive(node: Any) -> Iterator[Tensor]:
     """Yield the tensors that a node saves, and those that a checkpoint keeps for it."""
     for _, raw in raw_saved(node):
         tensor = held(raw)
@@ -222,16 +222,12 @@ def _undivided(root: Any) -> Any:
     """Return the loss of which a root is a multiple, as in a loss over K: who keeps that one keeps the graph."""
     while True:
         below = [fn for fn, _ in root.next_functions if fn is not None]
-        if len(below) != 1 or type(below[0]) is ACCUMULATE_GRAD:
+        saved = [tensor for _, tensor in saved_tensors(root) if tensor is not None]
+        if len(below) != 1 or any(tensor.numel() != 1 for tensor in saved):
             return root
-        if not _saves_numbers_only(root):
+        if type(below[0]) is ACCUMULATE_GRAD:
             return root
         root = below[0]
-
-
-def _saves_numbers_only(node: Any) -> bool:
-    saved = [tensor for _, tensor in saved_tensors(node) if tensor is not None]
-    return all(tensor.numel() == 1 for tensor in saved)
 
 
 class Held:
@@ -242,51 +238,42 @@ class Held:
 
     def __init__(self, wanted: bool | None) -> None:
         self._budget = _Budget(wanted)
-        self._retained: list[tuple[weakref.ref[_Mark], dict[int, int]]] = []
+        self._retained: list[tuple[ref[_Mark], dict[int, int]]] = []
 
-    def before(self, nodes: Sequence[Any]) -> dict[int, int] | None:
-        """Return the storages of this backward's graph, or None where they are not measured."""
+    def begin(self, row: Any) -> None:
+        """Note in a backward the bytes that are alive before it: of its graph and of those retained earlier."""
         began = self._budget.begin()
         if began is None:
-            return None
-        storages = saved_storages(nodes)
+            return
+        row.storages = saved_storages(row.nodes)
         self._retained = [pair for pair in self._retained if pair[0]() is not None]
         self._budget.end(began)
-        return storages
+        row.before = self._total(row.storages)
 
-    def total(self, storages: dict[int, int] | None) -> float:
-        """Sum the bytes alive: these storages and those of the graphs that earlier backwards retained."""
-        if storages is None:
-            return _NOT_MEASURED
+    def end(self, row: Any) -> None:
+        """Note the bytes alive once the backward is over; unknown when it failed half-way."""
+        storages, row.storages = row.storages, None
+        if storages is None or "error" in row.details:
+            return
+        if row.keeps and row.nodes:
+            mark = _Mark()
+            _undivided(row.nodes[0]).metadata["accumviz"] = mark
+            self._retained.append((ref(mark), storages))
+        else:
+            for _, retained in self._retained:
+                for key in storages:
+                    retained.pop(key, None)
+        row.after = self._total({})
+
+    def _total(self, storages: dict[int, int]) -> float:
         alive: dict[int, int] = {}
         for _, retained in self._retained:
             alive |= retained
         return float(sum((alive | storages).values()))
 
-    def after(
-        self,
-        nodes: Sequence[Any],
-        storages: dict[int, int] | None,
-        *,
-        keeps: bool,
-        failed: bool,
-    ) -> float:
-        """Return the bytes alive once the backward is over; unknown when it failed half-way."""
-        if storages is None or failed:
-            return _NOT_MEASURED
-        if keeps and nodes:
-            mark = _Mark()
-            _undivided(nodes[0]).metadata["accumviz"] = mark
-            self._retained.append((weakref.ref(mark), storages))
-        else:
-            for _, retained in self._retained:
-                for key in storages:
-                    retained.pop(key, None)
-        return self.total({})
-
 
 class Allocated:
-    """Bytes allocated on a recording's devices, after an event and at most since the one before.
+    """Bytes allocated on the device of a recording, if that is one, after an event and at most since the one before.
 
     `torch.cuda.memory_stats` copies counters that the allocator keeps on the host: nothing waits
     for a device. Only the user resets its peak, so a peak is known where it moved.
@@ -294,30 +281,28 @@ class Allocated:
 
     def __init__(self, wanted: bool | None) -> None:
         self._wanted = wanted
-        self.devices: list[int] = []
-        self._peaks: dict[int, int] = {}
+        self.device: int | None = None
+        self._peak = 0
         self._budget = _Budget(wanted)
 
     def open(self, devices: Iterable[torch.device]) -> None:
         """Begin with what the allocator says now."""
-        if self._wanted is not False:
-            cuda = (device for device in devices if device.type == "cuda")
-            self.devices = sorted(device.index or 0 for device in cuda)
-        self._peaks = {device: _counters(device)[1] for device in self.devices}
+        cuda = {device.index or 0 for device in devices if device.type == "cuda"}
+        if len(cuda) == 1 and self._wanted is not False:
+            self.device = cuda.pop()
+            _, self._peak = _counters(self.device)
 
-    def after(self) -> tuple[float, float]:
-        """Return the bytes allocated now, and the maximum if it has moved since the last call; NaN where not known."""
-        began = self._budget.begin() if self.devices else None
-        if began is None:
-            return _NOT_MEASURED, _NOT_MEASURED
-        counters = {device: _counters(device) for device in self.devices}
-        peaks = {device: most for device, (_, most) in counters.items()}
-        peak = _NOT_MEASURED
-        if len(peaks) == 1 and peaks != self._peaks:
-            peak = float(*peaks.values())
-        self._peaks = peaks
+    def note(self, row: Any) -> None:
+        """Note in a row the bytes allocated now, and the maximum if it has moved since the last time."""
+        began = None if self.device is None else self._budget.begin()
+        if self.device is None or began is None:
+            return
+        current, peak = _counters(self.device)
+        row.allocated = float(current)
+        if peak != self._peak:
+            row.peak = float(peak)
+        self._peak = peak
         self._budget.end(began)
-        return float(sum(current for current, _ in counters.values())), peak
 
 
 def _counters(device: int) -> tuple[int, int]:

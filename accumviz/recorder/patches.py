@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optimizers
 from torch.optim.lr_scheduler import LRScheduler
@@ -29,9 +30,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.data import dataloader
 
-from accumviz.recorder import loaders
 from accumviz.recorder.transfer import unseen
+
+Iterating = dataloader._BaseDataLoaderIter
 
 # The open recordings. Replaced, never changed: an event is told to those that were open when it happened.
 listening: tuple[Any, ...] = ()
@@ -62,12 +65,16 @@ _before_all_steps: dict[int, Any] = getattr(
 )
 
 
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
 class Call:
     """A call of something that is wrapped; `result` or `error` is there once it is over."""
 
     # It has no `__init__`, which could fail at the user's door.
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Args
+    kwargs: Kwargs
     frame: FrameType
     recordings: tuple[Any, ...] = ()
     result: Any = None
@@ -75,7 +82,8 @@ class Call:
 
 
 # What happens around one call: up to its `yield` before it, and the rest after it.
-Around = Callable[[Call], Iterator[None]]
+Steps = Iterator[None]
+Around = Callable[[Call], Steps]
 
 
 # --- who is told -------------------------------------------------------------------------------
@@ -221,7 +229,7 @@ def wrapper(original: Callable[..., Any], around: Around) -> Callable[..., Any]:
             return original(*args, **kwargs)
         made = Call()
         made.args, made.kwargs = args, kwargs
-        steps: Iterator[None] = iter(())
+        steps: Steps = iter(())
         try:
             # A device's thread has no frame below this one.
             frame = sys._getframe()
@@ -250,12 +258,9 @@ def wrapper(original: Callable[..., Any], around: Around) -> Callable[..., Any]:
     return functools.update_wrapper(call, original)
 
 
-def _wrap(owner: Any, name: str, around: Around) -> None:
-    original = getattr(owner, name, None)
-    # Another torch version lacks it: the change is seen as an edit.
-    if original is None:
-        return
-    ours = wrapper(original, around)
+def replace(owner: Any, name: str, ours: Any) -> Callable[[], None]:
+    """Put ours in the place of something of torch's; return how to undo that."""
+    original = getattr(owner, name)
 
     def undo() -> None:
         # Somebody who wrapped ours in the meantime keeps working: ours passes straight through.
@@ -263,7 +268,14 @@ def _wrap(owner: Any, name: str, around: Around) -> None:
             setattr(owner, name, original)
 
     setattr(owner, name, ours)
-    undoing.append(undo)
+    return undo
+
+
+def _wrap(owner: Any, name: str, around: Around) -> None:
+    # Another torch version lacks it: the change is seen as an edit.
+    if hasattr(owner, name):
+        ours = wrapper(getattr(owner, name), around)
+        undoing.append(replace(owner, name, ours))
 
 
 def _wrap_decorated(decorated: Any, around: Around) -> None:
@@ -294,12 +306,12 @@ def _install() -> None:
         (amp.GradScaler, "unscale_", _changing("unscale", _read_unscale)),
         (amp.GradScaler, "_maybe_opt_step", _maybe_stepping),
         (torch.utils, "swap_tensors", _swapping),
-        (torch.utils.data.DataLoader, "__iter__", _loader_begins),
-        (loaders.Iterating, "__next__", _loader_ends),
+        (torch.utils.data.DataLoader, "__iter__", _then("loader_begins")),
+        (Iterating, "__next__", _loader_ends),
         (torch, "compile", _compiling),
-        (torch.Tensor, "register_hook", _hooking),
+        (Tensor, "register_hook", _hooking),
         (torch.cuda.CUDAGraph, "replay", _then("replayed")),
-        (replica, forward, _forwarding),
+        (replica, forward, _then("forwards")),
     ]
     for owner, name, around in table:
         _wrap(owner, name, around)
@@ -309,22 +321,20 @@ def _install() -> None:
         _wrap_decorated(
             function, _changing("clip", functools.partial(_read_clip, name))
         )
-    for scheduler in _schedulers(LRScheduler):
+    for scheduler in dict.fromkeys(_schedulers(LRScheduler)):
         _wrap(scheduler, "step", _scheduling)
     undoing.append(register_optimizer_step_pre_hook(guarded(_step_begins)).remove)
     undoing.append(register_optimizer_step_post_hook(guarded(_step_ends)).remove)
 
 
-def _backward(call: Call) -> Iterator[None]:
+def _backward(call: Call) -> Steps:
     if call.args and isinstance(call.args[0], Iterator):
         # It can be read once, and torch has to.
         call.args = (tuple(call.args[0]), *call.args[1:])
     return _running(call, call.args, call.kwargs)
 
 
-def _running(
-    call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[None]:
+def _running(call: Call, args: Args, kwargs: Kwargs) -> Steps:
     """Tell of a backward that was called with these arguments.
 
     Inside the engine (a reentrant checkpoint) it is part of the backward that is running; so is ours, called inside
@@ -349,7 +359,7 @@ def _running(
         error = None  # it and this frame would hold each other
 
 
-def _engine_runs(call: Call) -> Iterator[None]:
+def _engine_runs(call: Call) -> Steps:
     if not call.kwargs.get("accumulate_grad", True):
         return _differentiating()
     if get_ident() in inside["backward"]:
@@ -358,7 +368,7 @@ def _engine_runs(call: Call) -> Iterator[None]:
     return _running(call, tuple(roots), {"inputs": inputs or None})
 
 
-def _differentiating() -> Iterator[None]:
+def _differentiating() -> Steps:
     thread = get_ident()
     try:
         differentiating.append(thread)
@@ -368,8 +378,8 @@ def _differentiating() -> Iterator[None]:
 
 
 # From a call's arguments: whose `.grad` it changes (for the label), the tensors, and the event's details; or nothing.
-_Change = tuple[Any, Any, dict[str, Any]]
-_Read = Callable[[tuple[Any, ...], dict[str, Any]], _Change | None]
+_Change = tuple[Any, Any, Kwargs]
+_Read = Callable[[Args, Kwargs], _Change | None]
 
 
 def _changing(kind: str, read: _Read) -> Around:
@@ -378,7 +388,7 @@ def _changing(kind: str, read: _Read) -> Around:
     Inside it, further calls of the same kind are the same event.
     """
 
-    def around(call: Call) -> Iterator[None]:
+    def around(call: Call) -> Steps:
         busy, thread = inside[kind], get_ident()
         if thread in busy:
             return
@@ -396,10 +406,8 @@ def _changing(kind: str, read: _Read) -> Around:
             busy.discard(thread)
         if call.error is not None:
             return  # what raised has not happened; what it changed nonetheless is an edit
-        for recording, touches in answers:
-            if touches:
-                about = kind, call.frame, owner, tensors, dict(details)
-                notify((recording,), "change_ends", *about)
+        touched = tuple(recording for recording, touches in answers if touches)
+        notify(touched, "change_ends", kind, call.frame, owner, tensors, details)
 
     return around
 
@@ -412,38 +420,34 @@ def _read_twice(call: Call) -> None:
         call.kwargs["parameters"] = list(call.kwargs["parameters"])
 
 
-def _read_zero(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Change:
+def _read_zero(args: Args, kwargs: Kwargs) -> _Change:
     to_none = args[1] if len(args) > 1 else kwargs.get("set_to_none", True)
     return args[0], args[0], {"set_to_none": bool(to_none)}
 
 
-def _read_clip(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Change:
+def _read_clip(name: str, args: Args, kwargs: Kwargs) -> _Change:
     by_value = name == "clip_grad_value_"
     names = ("clip_value",) if by_value else ("max_norm", "total_norm")
     limits = dict(zip(names, args[1:], strict=False))
     limits |= {limit: kwargs[limit] for limit in names if limit in kwargs}
-    # A DTensor may not be reduced yet, and reading it would be a collective that the user's program does not have.
-    for limit, value in list(limits.items()):
-        if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor:
-            del limits[limit]
     details = {"by": "value" if by_value else "norm", **limits}
     given = args[0] if args else kwargs["parameters"]
-    return None, [given] if isinstance(given, torch.Tensor) else given, details
+    return None, [given] if isinstance(given, Tensor) else given, details
 
 
-def _read_unscale(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Change | None:
+def _read_unscale(args: Args, kwargs: Kwargs) -> _Change | None:
     optimizer = args[1] if len(args) > 1 else kwargs["optimizer"]
     if not getattr(args[0], "_enabled", True):  # switched off, it does nothing
         return None
     return optimizer, optimizer, {"amp_scale": getattr(args[0], "_scale", None)}
 
 
-def _scaling(call: Call) -> Iterator[None]:
+def _scaling(call: Call) -> Steps:
     scalers.add(call.args[0])
     yield
 
 
-def _maybe_stepping(call: Call) -> Iterator[None]:
+def _maybe_stepping(call: Call) -> Steps:
     """Tell of a step that the scaler skips: it was asked for, and no optimizer has begun to step."""
     thread = get_ident()
     try:
@@ -484,13 +488,15 @@ def _step_ends(optimizer: Any, args: Any, kwargs: Any) -> None:
     notify(_uncaptured(frame), "step_ends", optimizer, frame)
 
 
-def _schedulers(kind: type[Any]) -> list[type[Any]]:
-    """Return this class of schedulers and those below it that step in a way of their own."""
-    below = [each for child in kind.__subclasses__() for each in _schedulers(child)]
-    return [*([kind] if "step" in vars(kind) else []), *dict.fromkeys(below)]
+def _schedulers(kind: type[Any]) -> Iterator[type[Any]]:
+    """Yield this class of schedulers and those below it that step in a way of their own."""
+    if "step" in vars(kind):
+        yield kind
+    for child in kind.__subclasses__():
+        yield from _schedulers(child)
 
 
-def _scheduling(call: Call) -> Iterator[None]:
+def _scheduling(call: Call) -> Steps:
     busy, thread = inside["schedule"], get_ident()
     if thread in busy:  # a scheduler made of others is one
         return
@@ -510,29 +516,23 @@ def _is_being_made(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_name == "_initial_step"
 
 
-def _swapping(call: Call) -> Iterator[None]:
+def _swapping(call: Call) -> Steps:
     begun = notify(listening, "swap_begins", (*call.args, *call.kwargs.values()))
     yield
     for recording, leaves in begun:
         notify((recording,), "swap_ends", leaves)
 
 
-def _loader_begins(call: Call) -> Iterator[None]:
-    yield
-    if call.error is None:
-        notify(call.recordings, "loads", "begins", call.args[0], call.frame)
-
-
-def _loader_ends(call: Call) -> Iterator[None]:
+def _loader_ends(call: Call) -> Steps:
     yield
     if isinstance(call.error, StopIteration):
-        notify(call.recordings, "loads", "ends", call.args[0], call.frame)
+        notify(call.recordings, "loader_ends", call.args[0], call.frame)
 
 
 def _then(what: str) -> Around:
     """Tell of a method once it has returned: on what it was called, and where."""
 
-    def around(call: Call) -> Iterator[None]:
+    def around(call: Call) -> Steps:
         yield
         if call.error is None:
             notify(call.recordings, what, call.args[0], call.frame)
@@ -540,12 +540,7 @@ def _then(what: str) -> Around:
     return around
 
 
-def _forwarding(call: Call) -> Iterator[None]:
-    notify(call.recordings, "forwards", call.args[0], call.frame)
-    yield
-
-
-def _hooking(call: Call) -> Iterator[None]:
+def _hooking(call: Call) -> Steps:
     """Have a hook of the user's on what a forward computed tell when it changes the gradient."""
     if len(call.args) == 2:
         tensor, hook = call.args
@@ -554,7 +549,7 @@ def _hooking(call: Call) -> Iterator[None]:
     yield
 
 
-def _between(hook: Any, grad: torch.Tensor) -> Any:
+def _between(hook: Any, grad: Tensor) -> Any:
     """Run a hook, and tell of it if it gives another gradient than it was given."""
     changed = hook(grad)
     try:
@@ -567,7 +562,7 @@ def _between(hook: Any, grad: torch.Tensor) -> Any:
     return changed
 
 
-def _compiling(_: Call) -> Iterator[None]:
+def _compiling(_: Call) -> Steps:
     yield
     _leave_to_python()
 

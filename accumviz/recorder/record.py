@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.torch_version import TorchVersion
 
 from accumviz import arguments
 from accumviz.recorder.recording import Recording
@@ -19,9 +19,9 @@ NEEDED = 2, 10
 
 def check() -> None:
     """Raise `ImportError` on a torch that would be recorded wrongly, though without any sign of it."""
-    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
-    if found is not None and (int(found[1]), int(found[2])) < NEEDED:
-        needed = ".".join(map(str, NEEDED))
+    needed = ".".join(map(str, NEEDED))
+    # A preview of that release will do.
+    if TorchVersion(torch.__version__) < f"{needed}.dev0":
         raise ImportError(
             f"record needs torch {needed} or newer, and this is torch {torch.__version__}, on which a loss divided by "
             f"K would be recorded as undivided. Install one (pip install 'torch>={needed}'); ledgers that exist "
@@ -46,9 +46,9 @@ def record(
 
     With `path` the ledger is written there as it grows, with the first event after each half second,
     and leaves memory: a process that is killed loses what its last half second of training did. A file
-    that is there is refused with `FileExistsError` unless `overwrite=True`, when the recording is opened. A full disk or a
-    vanished folder costs the file only: a warning says so. Without `path`, memory holds all of it. A
-    forked process does not write to the file.
+    that is there is refused with `FileExistsError` unless `overwrite=True`, when the recording is
+    opened. A full disk or a vanished folder costs the file only: a warning says so. Without `path`,
+    memory holds all of it. A forked process does not write to the file.
 
     A file holds the names, shapes, dtypes and devices of the parameters, the events with their
     numbers (of tensors of at most `exact` elements all gradients and weights, which can give away

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import sys
 import warnings
-from collections.abc import Callable
 from operator import ne
 from pathlib import Path
 from threading import get_ident
@@ -15,6 +14,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from accumviz import __version__
 from accumviz.graph.graph import Graph
@@ -22,16 +22,20 @@ from accumviz.graph.recorded import Graphs
 from accumviz.ledger.events import Parameter
 from accumviz.ledger.ledger import Ledger
 from accumviz.recorder import distributed, patches
-from accumviz.recorder.callsite import CallSite, CallSites
-from accumviz.recorder.columns import Backward, Columns, Row
+from accumviz.recorder.callsite import Caller, CallSite, CallSites
+from accumviz.recorder.columns import About, Backward, Columns, Details, Leaves, Row
 from accumviz.recorder.distributed import Collectives
 from accumviz.recorder.gradients import THREADS, Gradients
-from accumviz.recorder.loaders import Loaders
-from accumviz.recorder.loss_terms import describe_root
+from accumviz.recorder.loss_terms import CastCache, describe_root
 from accumviz.recorder.memory import Allocated, Held
-from accumviz.recorder.precision import CastCache, StepSample
-from accumviz.recorder.targets import Named, Optimizers, called, parameters
-from accumviz.recorder.transfer import HALF, readable, unseen, wire
+from accumviz.recorder.targets import (
+    Loaders,
+    Named,
+    Optimizers,
+    called,
+    parameters,
+)
+from accumviz.recorder.transfer import HALF, StepSample, unseen, wire
 
 _CAPTURED = (
     "a CUDA graph was captured ({place}): its replays run no Python, so what each backward in it adds is not seen, "
@@ -69,7 +73,7 @@ class Recording:
     def __init__(
         self,
         named: Named,
-        frame: FrameType | None,
+        frame: Caller,
         *,
         path: str | Path | None,
         exact: int,
@@ -97,7 +101,6 @@ class Recording:
         self._captured = False  # whether a CUDA graph was
         self._rank = distributed.rank()
         self._parameters: list[Parameter] | None = None  # once they have been let go
-        self._size = len(self._gradients)
         self.file = locate(None if path is None else Path(path))
         self._rows = Columns(
             self._gradients.sizes,
@@ -110,6 +113,8 @@ class Recording:
         )
         self._gradients.events = self._rows.__len__
         self._collectives = Collectives(self._gradients, self._rows, self._sites)
+        self.forwards = self._collectives.forwards
+        self.collective = self._collectives.collective
         replicas = self._collectives.replicas or self._gradients.taken
         self._gradients.watches = not replicas
         for optimizer in named.optimizers:
@@ -220,7 +225,7 @@ class Recording:
         running.details["error"] = _CLOSED_INSIDE
         running.done = True
         for sync in running.syncs:
-            sync.row.present, sync.row.done = running.present, True
+            sync.present, sync.done = running.present, True
 
     @property
     def tensors(self) -> list[Any]:
@@ -267,7 +272,7 @@ class Recording:
     @property
     def counted(self) -> str:
         """How much was recorded, in words, without reading the file."""
-        return f"{len(self._rows)} events × {self._size} parameters"
+        return f"{len(self._rows)} events × {len(self._gradients)} parameters"
 
     # --- what `patches.notify` calls, by name ------------------------------------------------------
 
@@ -301,12 +306,11 @@ class Recording:
             print(said, file=sys.stderr)
 
     def backward_begins(
-        self, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, frame: Caller, args: patches.Args, kwargs: patches.Kwargs
     ) -> Backward | None:
         gradients, thread = self._gradients, get_ident()
-        if gradients.thread is None:
-            gradients.thread = thread
-        if thread != gradients.thread:
+        is_other = gradients.thread not in (None, thread)
+        if is_other or gradients.running is not None:
             gradients.others += 1
             return None
         within = self._within()
@@ -322,9 +326,7 @@ class Recording:
         )
         describe_root(running, args, kwargs)
         self._note_weights(running)
-        running.storages = self._memory.before(running.nodes)
-        if running.storages is not None:
-            running.before = self._memory.total(running.storages)
+        self._memory.begin(running)
         if self._graphs is not None:
             self._graphs.begin(running, frame, args, kwargs)
         self._rows.begin(running)
@@ -352,11 +354,10 @@ class Recording:
             self._graphs.end(running)
         if self._closed or gradients.running is not running:
             return
-        if running.storages is not None:
-            self._weigh_graph(running, error)
-        running.nodes = ()
         if error is not None:
             running.details["error"] = patches.describe(error)
+        self._memory.end(running)
+        running.nodes = ()
         gradients.finish(running)
         self._rows.expect(running)
         if self._collectives.replicas:
@@ -365,25 +366,15 @@ class Recording:
             self._collectives.finish(running)
         self._finish(running)
 
-    def _weigh_graph(self, running: Backward, error: BaseException | None) -> None:
-        """Note the bytes that are alive once a backward is over."""
-        running.after = self._memory.after(
-            running.nodes,
-            running.storages,
-            keeps=running.keeps,
-            failed=error is not None,
-        )
-        running.storages = None
-
     def step_begins(self, optimizer: Any, frame: FrameType) -> None:
-        if not self._gradients.owns(optimizer):
+        if not self._gradients.owned(optimizer):
             self._elsewhere = True
         elif self._is_followed():
             index = self._optimizers.meet(optimizer, frame)
             inner = any(step.optimizer == index for step in self._open_steps())
             if not inner:
                 self._before_change()
-            sample = StepSample(optimizer) if self._rounds else None
+            sample = StepSample(parameters(optimizer)) if self._rounds else None
             self._steps.append(_Step(index, (id(frame), frame.f_code), inner, sample))
 
     def step_ends(self, optimizer: Any, frame: FrameType) -> None:
@@ -414,8 +405,13 @@ class Recording:
         name = called(scheduler, frame)
         self._emit("schedule", self._site(frame), name, details, [])
 
-    def loads(self, what: str, source: Any, frame: FrameType) -> None:
-        """A data loader begins, or its iterator ends."""
+    def loader_begins(self, loader: Any, frame: FrameType) -> None:
+        self._loads("begins", loader, frame)
+
+    def loader_ends(self, iterator: Any, frame: FrameType) -> None:
+        self._loads("ends", iterator, frame)
+
+    def _loads(self, what: str, source: Any, frame: FrameType) -> None:
         if not self._closed and self._gradients.is_ours():
             self._before_change()
             details = {"what": what, "loader": self._loaders.number_of(source)}
@@ -436,7 +432,7 @@ class Recording:
         frame: FrameType,
         owner: Any,
         tensors: Any,
-        details: dict[str, Any],
+        details: Details,
     ) -> None:
         if self._closed:
             return
@@ -451,13 +447,13 @@ class Recording:
             label = site.subject or type(owner).__name__
         elif owner is not None:
             label = self._optimizers.names[self._optimizers.meet(owner, frame)]
-        self._emit(kind, site, label, details, changed)
+        self._emit(kind, site, label, dict(details), changed)
 
-    def swap_begins(self, tensors: tuple[Any, ...]) -> list[int]:
+    def swap_begins(self, tensors: tuple[Any, ...]) -> Leaves:
         """Let go of tensors that are swapped: torch refuses those to which there are weak references."""
         return self._gradients.let_go(tensors)
 
-    def swap_ends(self, leaves: list[int]) -> None:
+    def swap_ends(self, leaves: Leaves) -> None:
         """Take what a swap has made of these leaves' `.grad` for what they had."""
         self._gradients.update(leaves)
 
@@ -475,22 +471,7 @@ class Recording:
         self._edits()
         present = [i for i, bit in enumerate(self._gradients.present) if bit]
         if present:
-            site, details = self._sites.find(frame), {"replay": True}
-            self._emit("edit", site, "CUDA graph", details, present)
-
-    def forwards(self, module: torch.nn.Module, frame: FrameType) -> None:
-        """A model that DDP replicates is called."""
-        self._collectives.forwards(module, frame)
-
-    def collective(
-        self,
-        op: str,
-        whole: list[torch.Tensor],
-        output: list[torch.Tensor],
-        frame: FrameType,
-    ) -> None:
-        """Gradients or sharded parameters are about to be moved."""
-        self._collectives.collective(op, whole, output, frame)
+            self._emit("edit", self._sites.find(frame), "CUDA graph", {}, present)
 
     # --- events --------------------------------------------------------------------------------
 
@@ -499,7 +480,7 @@ class Recording:
 
         What another thread does to them is noted: no share can be known then.
         """
-        return self._gradients.owns(owner) and self._is_followed()
+        return bool(self._gradients.owned(owner)) and self._is_followed()
 
     def _is_followed(self) -> bool:
         if self._closed:
@@ -528,7 +509,7 @@ class Recording:
             if changed:
                 self._emit("edit", CallSite(), "", {}, changed)
 
-    def _step(self, optimizer: Any, frame: FrameType, details: dict[str, Any]) -> None:
+    def _step(self, optimizer: Any, frame: FrameType, details: Details) -> None:
         self._versions = self._gradients.versions()
         self._casts.note_step(parameters(optimizer))
         details |= self._describe_optimizer(optimizer, frame)
@@ -536,7 +517,7 @@ class Recording:
         of_scaler = ("found_inf", "found_inf"), ("amp_scale", "grad_scale")
         for name, attribute in of_scaler:
             value = getattr(optimizer, attribute, None)
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 details[name] = value
         site, changed = self._site(frame), self._gradients.look()
         if changed and patches.has_hooks_before(optimizer):
@@ -547,10 +528,10 @@ class Recording:
             changed = self._gradients.with_grad(optimizer)
         self._emit("step", site, details["optimizer"], details, changed)
 
-    def _describe_optimizer(self, optimizer: Any, frame: FrameType) -> dict[str, Any]:
+    def _describe_optimizer(self, optimizer: Any, frame: FrameType) -> Details:
         index = self._optimizers.meet(optimizer, frame)
         return {
-            "lr": [_number(group.get("lr")) for group in optimizer.param_groups],
+            "lr": [group.get("lr") for group in optimizer.param_groups],
             "optimizer": self._optimizers.names[index],
             "optimizer_index": index,
         }
@@ -572,7 +553,7 @@ class Recording:
         """Return the steps that the caller is inside of; one that raised never ends, and is forgotten."""
         if self._steps:
             stack = set()
-            frame: FrameType | None = sys._getframe(1)
+            frame: Caller = sys._getframe(1)
             while frame is not None:
                 stack.add((id(frame), frame.f_code))
                 frame = frame.f_back
@@ -584,8 +565,8 @@ class Recording:
         kind: str,
         site: CallSite,
         label: str,
-        details: dict[str, Any],
-        changed: list[int],
+        details: Details,
+        changed: Leaves,
     ) -> None:
         row = Row(kind, label, site, self._within(), details)
         row.changed = changed
@@ -599,14 +580,17 @@ class Recording:
         """Read those details of an event that are tensors."""
         details = row.details
         for name, value in list(details.items()):
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 del details[name]
-                _take(row, value, functools.partial(_note, details, name))
+                row.take(value, functools.partial(_note, details, name))
         rates = details.get("lr", [])
         for group, value in enumerate(rates):
-            if isinstance(value, torch.Tensor):
-                rates[group] = None
-                _take(row, value, functools.partial(rates.__setitem__, group))
+            rates[group] = None
+            if not isinstance(value, Tensor):
+                with contextlib.suppress(TypeError, ValueError):
+                    rates[group] = float(value)
+            elif value.numel() == 1:
+                row.take(value, functools.partial(rates.__setitem__, group))
 
     def _finish(self, row: Row) -> None:
         """Add the weights after a step, and at the first event, so that it is known where they began."""
@@ -617,15 +601,15 @@ class Recording:
         if self._rows.lost:
             self._say_lost()
 
-    def _about(self) -> tuple[list[Parameter], dict[str, Any]]:
+    def _about(self) -> About:
         """Return what a file says of the parameters and of the recording itself."""
         parameters = self._parameters
         if parameters is None:
             parameters = self._gradients.parameters(self._optimizers.leaves())
         return parameters, self._meta()
 
-    def _meta(self) -> dict[str, Any]:
-        meta: dict[str, Any] = {
+    def _meta(self) -> Details:
+        meta: Details = {
             "accumviz": __version__,
             "torch": torch.__version__,
             "optimizers": list(self._optimizers.names),
@@ -635,23 +619,17 @@ class Recording:
             meta["rank"], meta["ranks"] = self._rank
         if self._elsewhere:
             meta["steps_elsewhere"] = True
-        meta |= self._left_out()
-        stopped = self.failure or ("" if self._closed else _unheeded())
-        if stopped:
-            meta["stopped"] = stopped
-        return meta
-
-    def _left_out(self) -> dict[str, Any]:
-        """Return what is said of the events and graphs that were not recorded."""
-        said: dict[str, Any] = {}
         notes = list(self._notes)
         if self._gradients.disturbed:
             notes.append(THREADS)
         if notes:
-            said["notes"] = notes
+            meta["notes"] = notes
         if self._graphs is not None and self._graphs.left_out:
-            said["graphs_left_out"] = self._graphs.left_out
-        return said
+            meta["graphs_left_out"] = self._graphs.left_out
+        stopped = self.failure or ("" if self._closed else _unheeded())
+        if stopped:
+            meta["stopped"] = stopped
+        return meta
 
 
 def _unheeded() -> str:
@@ -659,23 +637,9 @@ def _unheeded() -> str:
     return type(patches.failures[-1]).__name__ if patches.failures else ""
 
 
-def _take(row: Row, value: torch.Tensor, put: Callable[[float], None]) -> None:
-    if readable(value):
-        row.take(value, put)
-
-
-def _note(details: dict[str, Any], name: str, value: float) -> None:
+def _note(details: Details, name: str, value: float) -> None:
     """Note a detail that was not known before; a scaler that found inf has skipped the step."""
     if name != "found_inf":
         details[name] = value
     elif value:
         details["skipped"] = True
-
-
-def _number(value: Any) -> Any:
-    """Return a learning rate: a float, or the tensor that is still to be read."""
-    if isinstance(value, torch.Tensor):
-        return value if value.numel() == 1 else None
-    with contextlib.suppress(TypeError, ValueError):
-        return float(value)
-    return None

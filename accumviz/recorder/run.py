@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_OURS = str(Path(__file__).parents[1]) + os.sep
 _RUNPY = runpy.run_module.__code__.co_filename
 _CHILDREN = (
     "processes that this one started were not recorded; start each under accumviz, as in "

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
+from weakref import ref
 
 import torch
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from accumviz.arguments import a
-from accumviz.recorder.callsite import variable
-from accumviz.recorder.distributed import Shard, Shards, local, units
+from accumviz.recorder.callsite import Caller, variable
+from accumviz.recorder.distributed import Shard, Shards, units
+from accumviz.recorder.transfer import local
 
-# The variables of so many callers are searched for an optimizer's name.
+# The variables of so many callers are searched for a name.
 _CALLERS = 32
 # Betas and such are so many numbers.
 _FEW = 8
@@ -32,7 +33,7 @@ def is_optimizer(item: Any) -> bool:
     """Return whether this steps like an optimizer: it is one, or wraps one and shows its groups."""
     if isinstance(item, torch.optim.Optimizer):
         return True
-    if isinstance(item, torch.nn.Module | torch.Tensor):
+    if isinstance(item, nn.Module | Tensor):
         return False
     groups = getattr(item, "param_groups", None)
     return callable(getattr(item, "step", None)) and isinstance(groups, list)
@@ -84,7 +85,7 @@ class Optimizers:
         # Every object met, the wrapped ones too, by id: how to get it, and its number.
         self._met: dict[int, tuple[Callable[[], Any], int]] = {}
 
-    def meet(self, optimizer: Any, frame: FrameType | None) -> int:
+    def meet(self, optimizer: Any, frame: Caller) -> int:
         """Return the number of this optimizer."""
         met = self._met.get(id(optimizer))
         if met is not None and met[0]() is optimizer:
@@ -96,7 +97,7 @@ class Optimizers:
             self._leaves.append(self._owned(optimizer))
             self._others.append(self._unrecorded(optimizer))
             self.settings.append(settings(optimizer))
-        self._met[id(optimizer)] = weakref.ref(optimizer), index
+        self._met[id(optimizer)] = ref(optimizer), index
         return index
 
     def _number_of_same(self, optimizer: Any) -> int:
@@ -135,21 +136,25 @@ class Optimizers:
         self._met.clear()
 
 
-def called(item: Any, frame: FrameType | None) -> str:
-    """Return what the callers call this object, else its class."""
+def names_of(item: Any, frame: Caller) -> Iterator[str]:
+    """Yield what the callers call this object, from the nearest to the outermost."""
     for _ in range(_CALLERS):
         if frame is None:
-            break
+            return
         name, frame = variable(frame, item), frame.f_back
         if name not in ("", "self"):  # a method of its own says `self`
-            return name
-    return type(item).__name__
+            yield name
+
+
+def called(item: Any, frame: Caller) -> str:
+    """Return what the nearest caller calls this object, else its class."""
+    return next(names_of(item, frame), type(item).__name__)
 
 
 def settings(optimizer: Any) -> dict[str, Any]:
     """Return its class, and the plain numbers of its first group: learning rate, momentum, weight decay, betas.
 
-    >>> w = torch.nn.Parameter(torch.zeros(1))
+    >>> w = nn.Parameter(torch.zeros(1))
     >>> kept = settings(torch.optim.AdamW([w], lr=0.1))
     >>> kept["class"], kept["lr"], kept["betas"], kept["weight_decay"]
     ('AdamW', 0.1, [0.9, 0.999], 0.01)
@@ -169,6 +174,28 @@ def settings(optimizer: Any) -> dict[str, Any]:
     return kept
 
 
+class Loaders:
+    """The data loaders of a recording in the order in which they were met; none is held.
+
+    A loop may hold a loader's iterator alone. What draws indices for both is the same.
+    """
+
+    def __init__(self) -> None:
+        self._samplers: list[Callable[[], Any]] = []
+
+    def number_of(self, source: Any) -> int:
+        """Return the number of a loader, or of the one that an iterator is of."""
+        sampler = getattr(source, "_index_sampler", source)
+        for number, alive in enumerate(self._samplers):
+            if alive() is sampler:
+                return number
+        try:
+            self._samplers.append(ref(sampler))
+        except TypeError:  # a plain list of indices
+            self._samplers.append(lambda: sampler)
+        return len(self._samplers) - 1
+
+
 def _are_one(first: Any, second: Any) -> bool:
     """Return whether one of two optimizers wraps the other, and shares its groups."""
     groups = getattr(first, "param_groups", None)
@@ -182,16 +209,17 @@ def _are_one(first: Any, second: Any) -> bool:
 class Named:
     """The tensors to record, in order, with their names; and the optimizers met on the way."""
 
-    tensors: list[torch.Tensor] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
     aliases: list[list[str]] = field(default_factory=list)
     optimizers: list[Any] = field(default_factory=list)
-    modules: dict[str, torch.nn.Module] = field(default_factory=dict)
-    wrapped: list[torch.nn.Module] = field(default_factory=list)
+    modules: dict[str, nn.Module] = field(default_factory=dict)
+    wrapped: list[nn.Module] = field(default_factory=list)
     shards: Shards = field(default_factory=Shards)
     notes: list[str] = field(default_factory=list)
-    _index: dict[int, int] = field(default_factory=dict)
+    # The number of each tensor, by its id.
+    index: dict[int, int] = field(default_factory=dict)
 
     def forget(self) -> None:
         """Let go of everything but names."""
@@ -199,23 +227,16 @@ class Named:
         self.optimizers.clear()
         self.modules.clear()
         self.wrapped.clear()
-        self._index.clear()
+        self.index.clear()
         self.shards = Shards()
-
-    @property
-    def index(self) -> dict[int, int]:
-        """The number of each tensor, by its id."""
-        return dict(self._index)
-
-    def number_of(self, tensor: Any) -> int | None:
-        """Return the number of a tensor; None where it is not recorded."""
-        return self._index.get(id(tensor))
 
     def add(self, name: str, tensor: Any, group: str) -> None:
         """Add a tensor; one that was added before (a tied weight) keeps its first name and gains an alias."""
-        number = self.number_of(tensor)
+        number = self.index.get(id(tensor))
         if number is not None:
-            self._add_alias(number, name)
+            aliases = self.aliases[number]
+            if name and name not in (self.names[number], *aliases):
+                aliases.append(name)
             return
         if getattr(tensor, "is_nested", False):
             self.notes.append(_NESTED.format(name=name))
@@ -225,20 +246,15 @@ class Named:
                 f"{name!r} is not a leaf (it was computed by {tensor.grad_fn}), so backward does not keep "
                 "its .grad; pass the parameters it was computed from"
             )
-        self._index[id(tensor)] = len(self.tensors)
+        self.index[id(tensor)] = len(self.tensors)
         self.tensors.append(tensor)
         self.names.append(_distinct(name, self.names))
         self.groups.append(group)
         self.aliases.append([])
 
-    def _add_alias(self, number: int, name: str) -> None:
-        taken = self.aliases[number]
-        if name and name not in (self.names[number], *taken):
-            taken.append(name)
-
 
 def collect(
-    objects: tuple[Any, ...], groups: Mapping[str, Any], frame: FrameType | None
+    objects: tuple[Any, ...], groups: Mapping[str, Any], frame: Caller
 ) -> Named:
     """Name everything that was passed to `record`.
 
@@ -260,14 +276,12 @@ def collect(
     return named
 
 
-def _prefixed(
-    objects: tuple[Any, ...], frame: FrameType | None
-) -> Iterator[tuple[str, Any]]:
+def _prefixed(objects: tuple[Any, ...], frame: Caller) -> Iterator[tuple[str, Any]]:
     """Yield each object with its prefix: each of several modules has its name as one."""
-    modules = [item for item in objects if isinstance(item, torch.nn.Module)]
+    modules = [item for item in objects if isinstance(item, nn.Module)]
     for item in objects:
         prefix = ""
-        if len(modules) > 1 and isinstance(item, torch.nn.Module):
+        if len(modules) > 1 and isinstance(item, nn.Module):
             prefix = variable(frame, item) or type(item).__name__
         yield prefix, item
 
@@ -293,15 +307,15 @@ class _Collector:
     named: Named
     prefix: str
     group: str
-    frame: FrameType | None
+    frame: Caller
 
     def add(self, item: Any) -> None:
         """Add a module, an optimizer, a tensor, or what holds some of these."""
-        if isinstance(item, torch.nn.Module):
+        if isinstance(item, nn.Module):
             self._add_module(item)
         elif is_optimizer(item):
             self._add_optimizer(item)
-        elif isinstance(item, torch.Tensor):
+        elif isinstance(item, Tensor):
             name = variable(self.frame, item)
             if not (name or self.prefix):
                 name = f"tensor{len(self.named.tensors)}"
@@ -320,7 +334,7 @@ class _Collector:
     def _add_module(self, module: Any) -> None:
         named = self.named
         named.wrapped.append(module)
-        if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        if isinstance(module, nn.parallel.DistributedDataParallel):
             module = module.module  # names as in the model that was wrapped
         named.modules[self.prefix or f"model{len(named.modules) or ''}"] = module
         for path, tensor in module.named_parameters(remove_duplicate=False):
@@ -332,14 +346,13 @@ class _Collector:
         for g, options in enumerate(optimizer.param_groups):
             names = options.get("param_names")
             for n, tensor in enumerate(options["params"]):
-                if self.named.number_of(tensor) is not None:
-                    continue
-                name = names[n] if names else variable(self.frame, tensor)
-                self._add_tensor(name or f"group{g}.param{n}", tensor)
+                if id(tensor) not in self.named.index:
+                    name = names[n] if names else variable(self.frame, tensor)
+                    self._add_tensor(name or f"group{g}.param{n}", tensor)
 
     def _add_mapping(self, tensors: Mapping[Any, Any]) -> None:
         for name, value in tensors.items():
-            if not isinstance(value, torch.Tensor):
+            if not isinstance(value, Tensor):
                 raise TypeError(
                     f"cannot record {name!r}, {a(value)}; expected a tensor in the dict"
                 )
@@ -347,23 +360,23 @@ class _Collector:
 
     def _add_several(self, items: Iterable[Any]) -> None:
         for n, value in enumerate(items):
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 name = variable(self.frame, value) or str(n)
                 self._add_tensor(name, value)
             else:
                 self.add(value)
 
 
-def _add_wholes(named: Named, module: torch.nn.Module) -> None:
+def _add_wholes(named: Named, module: nn.Module) -> None:
     """Add, beside the shards that FSDP shows, the whole gradients that it keeps until they are scattered."""
-    for unit, whole, tensors in units(module):
-        numbers = [named.number_of(tensor) for tensor in tensors]
-        shards = [i for i in numbers if i is not None]
-        if not shards or id(unit) in named.shards.by_id:
+    for whole, tensors in units(module):
+        recorded = [tensor for tensor in tensors if id(tensor) in named.index]
+        shards = [named.index[id(tensor)] for tensor in recorded]
+        if not shards or id(whole.unit) in named.shards.by_id:
             continue
-        if hasattr(unit, "flat_param"):
+        if hasattr(whole.unit, "flat_param"):
             for i in shards:
-                named.tensors[i] = Shard(named.tensors[i], unit)  # type: ignore[call-overload]
+                named.tensors[i] = Shard(named.tensors[i], whole.unit)  # type: ignore[call-overload]
         first = shards[0]
         last = shards[-1]
         ends = dict.fromkeys([named.names[first], named.names[last]])
@@ -371,4 +384,4 @@ def _add_wholes(named: Named, module: torch.nn.Module) -> None:
         number = len(named.tensors)
         named.add(f"{name} (unsharded)", whole, named.groups[first])
         sizes = [local(named.tensors[i]).numel() for i in shards]
-        named.shards.add(unit, number, shards, sizes)
+        named.shards.add(whole.unit, number, shards, sizes)

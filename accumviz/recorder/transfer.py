@@ -8,18 +8,21 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
 _STRIDED = torch.strided
-_item = torch.Tensor.item
+_item = Tensor.item
 # So many elements are summed up in their own precision.
 BLOCK = 1 << 16
 # So many in torch's own way, which is less exact.
 _SHORT = 1 << 14
+# About so many elements of a weight show whether a step moves it.
+_ELEMENTS = 256
 # Pinned memory costs a call that may wait for the device: so one piece of it for many events.
 _PIECE, _ALIGNED = 1 << 20, 16
 # Where a copy to pinned memory runs behind the caller's back. Elsewhere numbers stay on the device until they are read.
@@ -35,7 +38,7 @@ class Wire:
     """
 
     def __init__(self) -> None:
-        self._piece: torch.Tensor | None = None
+        self._piece: Tensor | None = None
         self._at = 0
         self._lock = threading.Lock()  # hooks run on one thread per device
 
@@ -45,7 +48,7 @@ class Wire:
         if needed and self._piece is None:
             self._piece = pinned(_PIECE)
 
-    def send(self, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, Any]:
+    def send(self, tensors: list[Tensor]) -> tuple[Tensor, Any]:
         """Send tensors of one device and dtype, as they are now.
 
         Returns all their elements, and the mark that is passed once they have arrived. Without a mark they stay on
@@ -67,7 +70,7 @@ class Wire:
 wire = Wire()
 
 
-def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+def _joined(tensors: list[Tensor]) -> Tensor:
     """Copy the elements of tensors of one device and dtype into a new one."""
     with torch.no_grad():
         if all(tensor.dim() == 0 for tensor in tensors):  # norms, of hundreds of leaves
@@ -77,7 +80,7 @@ def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 # What the tests replace to run all this without CUDA.
-def pinned(size: int) -> torch.Tensor:
+def pinned(size: int) -> Tensor:
     """Host memory into which a device can write by itself."""
     return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
@@ -92,19 +95,19 @@ def mark(stream: Any) -> Any:
     return stream.record_event()
 
 
-def keep_for_stream(tensor: torch.Tensor) -> None:
+def keep_for_stream(tensor: Tensor) -> None:
     """See to it that the memory of a tensor made on another stream is not reused before the current one has read it."""
     if tensor.is_cuda:
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
-def host_norms(tensors: Sequence[torch.Tensor]) -> list[float]:
+def host_norms(tensors: Sequence[Tensor]) -> list[float]:
     """Return the 2-norms of tensors of one dtype in host memory.
 
     >>> host_norms([torch.tensor([3.0, 4.0]), torch.ones(4, 4)])
     [5.0, 4.0]
     """
-    short: list[torch.Tensor] = []
+    short: list[Tensor] = []
     large: dict[int, float] = {}
     for place, tensor in enumerate(tensors):
         if tensor.layout is _STRIDED and tensor.numel() <= _SHORT:
@@ -118,7 +121,7 @@ def host_norms(tensors: Sequence[torch.Tensor]) -> list[float]:
     return norms
 
 
-def _norm(tensor: torch.Tensor) -> float:
+def _norm(tensor: Tensor) -> float:
     """Return the 2-norm of a large tensor.
 
     It is summed up block by block, in double precision between blocks: torch's own norm of ten million float32 of 0.1
@@ -127,7 +130,7 @@ def _norm(tensor: torch.Tensor) -> float:
     values = tensor.detach()
     if values.layout is not _STRIDED:
         values = values.coalesce().values()
-    blocks: Sequence[torch.Tensor] = (values,)
+    blocks: Sequence[Tensor] = (values,)
     if values.is_contiguous():
         blocks = torch.split(values.view(-1), BLOCK)
         if values.dtype is torch.float32:
@@ -136,7 +139,7 @@ def _norm(tensor: torch.Tensor) -> float:
     return math.hypot(*[norm.item() for norm in device_norms(blocks)])
 
 
-def device_norms(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def device_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the 2-norms of tensors of one dtype, computed on their device, in few kernels.
 
     >>> device_norms([torch.tensor([3.0, 4.0]), torch.ones(4)])
@@ -151,15 +154,60 @@ def device_norms(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return list(torch._foreach_norm(members, 2.0, dtype=dtype))
 
 
+# --- what a step moves -------------------------------------------------------------------------
+
+
+class StepSample:
+    """Elements of 16-bit weights before a step, to see how many of them it leaves as they are."""
+
+    def __init__(self, weights: Iterable[Any]) -> None:
+        halves = [w for w in weights if w.dtype in HALF and w.grad is not None]
+        self._weights: list[Tensor] = []
+        self._before: list[Tensor] = []
+        self._given: list[Tensor] = []
+        for whole in halves[:: max(1, len(halves) // 2)]:
+            weight, grad = local(whole), local(whole.grad)
+            is_here = grad.device == halves[0].device
+            if is_here and _is_dense(weight) and _is_dense(grad):
+                self._weights.append(weight)
+                self._before.append(_sample(weight).clone())
+                self._given.append(_sample(grad) != 0)
+
+    def details(self) -> dict[str, Any]:
+        """Say which share of the elements with a gradient the step has left bit for bit as they were."""
+        if not self._weights:
+            return {}
+        now = torch.cat([_sample(weight) for weight in self._weights])
+        given = torch.cat(self._given)
+        left = (now == torch.cat(self._before)) & given
+        return {"unmoved": left.sum() / given.sum().clamp(min=1)}
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return whether some elements can be read without a copy of the whole."""
+    return readable(tensor) and tensor.layout is _STRIDED and tensor.is_contiguous()
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().view(-1)
+    return flat[:: max(1, flat.numel() // _ELEMENTS)]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a DTensor; any other tensor itself."""
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
 # --- what can be read --------------------------------------------------------------------------
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = (Tensor, torch.nn.Parameter)
 # Devices without numbers, and those where reading one runs, and waits for, all that was put off.
 _UNREAD = {"meta", "lazy", "xla", "hpu", "vulkan"}
 # Devices whose storages do not tell their size (backends written in Python); a released one looks like any other.
 UNSIZED: set[str] = set()
 _functorch: Any = getattr(torch._C, "_functorch", None)
-_wrapped: Callable[[torch.Tensor], bool] = getattr(
+_wrapped: Callable[[Tensor], bool] = getattr(
     _functorch, "is_functorch_wrapped_tensor", lambda _: False
 )
 _transform: Callable[[], Any] = getattr(
@@ -204,52 +252,43 @@ def readable(*tensors: Any) -> bool:
     return True
 
 
-def plainly(tensor: torch.Tensor) -> torch.Tensor:
+def plainly(tensor: Tensor) -> Tensor:
     """A tensor of a subclass that keeps its numbers as any tensor does, as a plain one; any other as it is.
 
     What a subclass without a dispatch of its own may do to functions, it cannot do to storage.
 
-    >>> class Named(torch.Tensor): ...
+    >>> class Named(Tensor): ...
     >>> readable(loss := torch.ones(()).as_subclass(Named)), readable(plainly(loss))
     (False, True)
     """
     if (
         type(tensor) in PLAIN
-        or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
     ):
         return tensor
     with torch._C.DisableTorchFunction():
         return tensor.detach()
 
 
-def _is_whole(tensor: torch.Tensor) -> bool:
+def _is_whole(tensor: Tensor) -> bool:
     """Return whether all elements of a tensor can be read, whatever its device and layout."""
-    if tensor.device.type in _UNREAD:
+    device = tensor.device.type
+    if device in _UNREAD:
         return False
-    if tensor.layout is _STRIDED:
-        return _is_stored(tensor)
-    return tensor.layout is torch.sparse_coo and _is_sparse_readable(tensor)
-
-
-def _is_sparse_readable(sparse: torch.Tensor) -> bool:
-    # Elsewhere, what is there twice is added up only by asking the device, and waiting.
-    once = sparse.is_cpu or sparse.is_coalesced()
-    return once and readable(sparse._indices(), sparse._values())
-
-
-def _is_stored(tensor: torch.Tensor) -> bool:
-    """Return whether the storage of a tensor has all its elements."""
-    span = tensor.numel() if tensor.is_contiguous() else _span(tensor)
+    if tensor.layout is torch.sparse_coo:
+        # Elsewhere, what is there twice is added up only by asking the device, and waiting.
+        once = tensor.is_cpu or tensor.is_coalesced()
+        return once and readable(tensor._indices(), tensor._values())
+    if tensor.layout is not _STRIDED:
+        return False
+    # Over so many elements of the storage the tensor's own are spread.
+    span = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        span += (size - 1) * stride
     end = (tensor.storage_offset() + span) * tensor.element_size()
     if end <= tensor.untyped_storage().nbytes():
         return True
-    return not tensor.numel() or tensor.device.type in UNSIZED
-
-
-def _span(tensor: torch.Tensor) -> int:
-    """Return over how many elements of its storage a tensor's own are spread."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in steps)
+    return not tensor.numel() or device in UNSIZED
 
 
 def unseen(function: Callable[..., Any], *args: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optim
 
-from accumviz.recorder import loaders, patches
+from accumviz.recorder import patches
 
 
 def _patchable() -> dict[str, Any]:
@@ -35,7 +35,7 @@ def _patchable() -> dict[str, Any]:
         **{f"{each.__name__}.step": each.step for each in patches._schedulers(torch.optim.lr_scheduler.LRScheduler)},
         "DDP": dict(vars(torch.nn.parallel.DistributedDataParallel)),
         "DataLoader.__iter__": torch.utils.data.DataLoader.__iter__,
-        "DataLoader's iterator": loaders.Iterating.__next__,
+        "DataLoader's iterator": patches.Iterating.__next__,
         "step pre-hooks": dict(optim._global_optimizer_pre_hooks),
         "step post-hooks": dict(optim._global_optimizer_post_hooks),
     }

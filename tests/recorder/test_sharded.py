@@ -65,7 +65,7 @@ def kept_beside_the_weights(width: int, each: bool) -> tuple[list[list[float]], 
         precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for part in (*model, model) if each else (model,):
             fully_shard(part, mp_policy=precision)
-        wholes = [unit for unit, _, _ in distributed.units(model)]
+        wholes = [whole.unit for whole, _ in distributed.units(model)]
         kept = []
         recording = av.record(model) if recorded else None
         with recording or contextlib.nullcontext():
