@@ -314,7 +314,10 @@ def variables(frame: FrameType) -> list[tuple[str, Any]]:
     local = frame.f_locals
     outer = frame.f_globals
     merged = {**local, **outer, **local}  # local first, where both have a name
-    pairs = [pair for pair in merged.items() if not pair[0].startswith("_")]
+    pairs = []
+    for name, value in merged.items():
+        if not name.startswith("_"):
+            pairs.append((name, value))
     # Before Python 3.13 the frame keeps this copy of its variables, which would hold a tensor alive
     # after its `del`; three references mean that nobody else has asked for it with locals().
     is_copy = type(local) is dict and local is not outer
@@ -375,7 +378,11 @@ class Sources:
         return shown
 
 
-def needs(text: str, line: int, function: int = 0) -> set[int]:
+def needs(
+    text: str,
+    line: int,
+    function: int = 0,
+) -> set[int]:
     """Return the lines that one (from 1) needs, itself among them; none if there is no such line.
 
     A line in a function needs that function, which begins at `function`; one at the top level the statement it belongs
@@ -388,8 +395,10 @@ def needs(text: str, line: int, function: int = 0) -> set[int]:
     if not 1 <= line <= len(rows):
         return set()
     first = function or _statement(rows, line)
-    block = set(range(first, first + _length(rows[first - 1 :])))
-    around = set(range(max(line - _AROUND, 1), line + _AROUND + 1))
+    length = _length(rows[first - 1 :])
+    block = set(range(first, first + length))
+    start = max(line - _AROUND, 1)
+    around = set(range(start, line + _AROUND + 1))
     if line not in block:
         return around
     if not function:

@@ -92,7 +92,12 @@ class Row:
         # What a device sends: what becomes of it, where it arrives, and the mark that is passed then.
         self.coming: list[tuple[Put, Tensor, Any]] = []
 
-    def give(self, what: str, leaves: Iterable[int], values: list[float]) -> None:
+    def give(
+        self,
+        what: str,
+        leaves: Iterable[int],
+        values: list[float],
+    ) -> None:
         """Give it numbers of leaves: the norm of each, or (`~leaf`) all its elements."""
         self.given.append((what, tuple(leaves), values))
 
@@ -106,7 +111,10 @@ class Row:
             self._take([value], lambda values: put(float(sum(values))))
 
     def take_leaves(
-        self, what: str, leaves: Sequence[int], tensors: list[Tensor]
+        self,
+        what: str,
+        leaves: Sequence[int],
+        tensors: list[Tensor],
     ) -> None:
         """Give it the elements of these tensors, of one device and dtype, as numbers of leaves."""
         self._take(tensors, lambda values: self.give(what, leaves, values))
@@ -148,7 +156,11 @@ class Sync(Row):
     leaves: Sequence[int] = ()
 
     def __init__(
-        self, label: str, site: CallSite, within: str, details: Details
+        self,
+        label: str,
+        site: CallSite,
+        within: str,
+        details: Details,
     ) -> None:
         super().__init__("sync", label, site, within, details)
         self.pieces: dict[int, Tensor] = {}
@@ -173,7 +185,13 @@ class Backward(Row):
     graph: Graph | None = None
     finish_graph: Callable[[], Graph] | None = None
 
-    def __init__(self, site: CallSite, within: str, had: bytes, thread: int) -> None:
+    def __init__(
+        self,
+        site: CallSite,
+        within: str,
+        had: bytes,
+        thread: int,
+    ) -> None:
         super().__init__("backward", site.subject, site, within, {})
         self.had = had
         self.thread = thread
@@ -236,7 +254,11 @@ class Layout:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def block_of(rows: list[Row], layout: Layout, before: ndarray) -> tuple[Block, ndarray]:
+def block_of(
+    rows: list[Row],
+    layout: Layout,
+    before: ndarray,
+) -> tuple[Block, ndarray]:
     """Return rows as a block, and what `.grad` is after the last one, where it was `before` the first."""
     count = layout.count
     owners = layout.owners

@@ -85,7 +85,12 @@ class Detector:
         while self._undo:
             self._undo.pop()()
 
-    def _watch(self, owner: Any, name: str, begins: Callable[..., bool]) -> None:
+    def _watch(
+        self,
+        owner: Any,
+        name: str,
+        begins: Callable[..., bool],
+    ) -> None:
         """Open a recording at the first call of something with which a training step begins."""
         original = getattr(owner, name)
 
@@ -151,7 +156,12 @@ class Detector:
         optimizers = [reference() for reference in self._optimizers]
         return [optimizer for optimizer in optimizers if optimizer is not None]
 
-    def _record(self, roots: list[Any], optimizers: list[Any], caller: Caller) -> None:
+    def _record(
+        self,
+        roots: list[Any],
+        optimizers: list[Any],
+        caller: Caller,
+    ) -> None:
         groups = _grouped(roots, caller) if len(roots) > 1 else {}
         given = (*optimizers,) if groups else (*roots, *optimizers)
         recording = self._started(collect(given, groups, caller), caller)
@@ -221,7 +231,11 @@ def _ids(optimizer: Any) -> set[int]:
     return {id(p) for p in parameters(optimizer)}
 
 
-def _roots(optimizers: list[Any], recorded: set[int], caller: Caller) -> list[Any]:
+def _roots(
+    optimizers: list[Any],
+    recorded: set[int],
+    caller: Caller,
+) -> list[Any]:
     """Return the models that are trained: whole ones, not their parts, and neither losses nor what only wraps them.
 
     They share parameters with an optimizer, or some caller has a name for them; with neither, all are taken.

@@ -91,7 +91,12 @@ class Whole:
     is_leaf = True
     layout = torch.strided
 
-    def __init__(self, unit: Any, shape: Iterable[int], like: Tensor) -> None:
+    def __init__(
+        self,
+        unit: Any,
+        shape: Iterable[int],
+        like: Tensor,
+    ) -> None:
         self.unit = unit
         self.shape = torch.Size(shape)
         self.dtype = like.dtype
@@ -214,7 +219,13 @@ class Shards:
         self.by_id: dict[int, tuple[int, Leaves]] = {}
         self.wholes: dict[int, int] = {}
 
-    def add(self, unit: Any, whole: int, shards: Leaves, sizes: Leaves) -> None:
+    def add(
+        self,
+        unit: Any,
+        whole: int,
+        shards: Leaves,
+        sizes: Leaves,
+    ) -> None:
         """Note one unit's columns; the whole goes with the first shard of which this rank has any element."""
         self.by_id[id(unit)] = whole, shards
         filled = (i for i, size in zip(shards, sizes, strict=True) if size)
@@ -267,7 +278,11 @@ def _read_move(moved: Any, inside: Details) -> _Moving:
     return _Moving(units, 0 if group is None else group.size(), averages)
 
 
-def _pieces(shards: Leaves, params: list[Any], output: Tensor) -> dict[int, Tensor]:
+def _pieces(
+    shards: Leaves,
+    params: list[Any],
+    output: Tensor,
+) -> dict[int, Tensor]:
     """Return each parameter's new shard in a reduce-scatter's output, where that is known."""
     if len(shards) != len(params):
         return {}
@@ -311,7 +326,11 @@ def _unwatch() -> None:
 
 
 def _kernel(operator: Any, around: patches.Around) -> Callable[..., Any]:
-    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    def kernel(
+        keyset: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         rest = keyset & torch._C._after_autograd_keyset
         passing: Any = functools.partial(operator.redispatch, rest)
         try:
@@ -376,7 +395,12 @@ class Collectives:
     What autograd brings to such a leaf is read while it is there: later, the average replaces it.
     """
 
-    def __init__(self, gradients: Any, rows: Any, sites: CallSites) -> None:
+    def __init__(
+        self,
+        gradients: Any,
+        rows: Any,
+        sites: CallSites,
+    ) -> None:
         self._leaves = gradients
         self._rows = rows
         self._sites = sites
@@ -506,7 +530,12 @@ class Collectives:
         sync.present = bytes(self._leaves.present)
         self._rows.finish(sync)
 
-    def _inside(self, running: Backward, sync: Sync, leaves: Leaves) -> None:
+    def _inside(
+        self,
+        running: Backward,
+        sync: Sync,
+        leaves: Leaves,
+    ) -> None:
         """Leave what a collective does to these leaves to the end of the backward."""
         sync.leaves = leaves
         running.syncs = [*running.syncs, sync]
@@ -557,19 +586,25 @@ class Collectives:
     def _sender(self, frame: FrameType, running: Backward) -> _Replica | None:
         """Return whose bucket is reduced now inside a backward; None where it is not DDP that reduces."""
         left = {*running.reached} - running.synced
-        armed = [r for r in self.replicas if r.armed and not left.isdisjoint(r.leaves)]
-        if not armed:
+        sender: _Replica | None = None
+        for replica in reversed(self.replicas):
+            if replica.armed and not left.isdisjoint(replica.leaves):
+                sender = replica
+        if sender is None:
             return None
-        replica = armed[0]
         for at in _outwards(frame):
             # `dist.all_reduce` is on the stack where the user called it, or a comm hook; DDP's reducer calls no Python.
-            by_hand = at.f_code is _ALL_REDUCE and not replica.hooked
+            by_hand = at.f_code is _ALL_REDUCE and not sender.hooked
             if by_hand or at.f_code.co_filename.endswith(_BATCH_NORM):
                 return None
-        return replica
+        return sender
 
     def _ddp(
-        self, sync: Sync, replica: _Replica, count: int, running: Backward
+        self,
+        sync: Sync,
+        replica: _Replica,
+        count: int,
+        running: Backward,
     ) -> None:
         """Note the all-reduce of a bucket of so many elements."""
         sync.details["armed_line"] = replica.line
@@ -580,7 +615,12 @@ class Collectives:
         self._begin(sync, leaves)
         self._inside(running, sync, leaves)
 
-    def _bucket(self, replica: _Replica, count: int, running: Backward) -> Leaves:
+    def _bucket(
+        self,
+        replica: _Replica,
+        count: int,
+        running: Backward,
+    ) -> Leaves:
         """Return the leaves in a bucket: the first so many elements of what has arrived, and of what is unused.
 
         DDP cannot be asked, for it holds its lock.

@@ -94,7 +94,7 @@ class Gradients:
         self._shapes = [tuple(local(tensor).shape) for tensor in self.tensors]
         # As they are when the recording opens: what a leaf of another size holds is not known one by one.
         self.sizes = [prod(shape) for shape in self._shapes]
-        self.small = {i: self.sizes[i] for i in self._small(exact)}
+        self.small = self._small(exact)
         self._index = named.index
         self.changeable: set[int] = set()
         self.rewritable: set[int] = set()
@@ -108,14 +108,16 @@ class Gradients:
         self._last: Sample | None = None
         self.watches = True
 
-    def _small(self, exact: int) -> Iterable[int]:
+    def _small(self, exact: int) -> dict[int, int]:
+        small = {}
         total, most = 0, max(_EXACT_TOTAL, exact)
         for i, tensor in enumerate(self.tensors):
             size = self.sizes[i]
             plain = tensor.dtype.is_floating_point and tensor.layout is _STRIDED
             if plain and size <= exact and total + size <= most:
                 total += size
-                yield i
+                small[i] = size
+        return small
 
     def __len__(self) -> int:
         return len(self.present)
@@ -320,7 +322,12 @@ class Gradients:
                 grads[i] = grad
         self._last = self.read(row, "grad", grads) or self._last
 
-    def read(self, row: Row, what: str, tensors: Tensors) -> Sample | None:
+    def read(
+        self,
+        row: Row,
+        what: str,
+        tensors: Tensors,
+    ) -> Sample | None:
         """Give a row what is in these tensors of leaves.
 
         Returns the numbers of one in host memory, by which a change of `.grad` is seen that no version tells.
@@ -351,7 +358,12 @@ class Gradients:
                 sample = places[0], values[:end]
         return sample
 
-    def _readable_ones(self, row: Row, what: str, tensors: Tensors) -> Tensors:
+    def _readable_ones(
+        self,
+        row: Row,
+        what: str,
+        tensors: Tensors,
+    ) -> Tensors:
         """Return what can be read, local parts of DTensors, and say of the rest that something is there."""
         parts: Tensors = {}
         for i, tensor in tensors.items():
@@ -363,7 +375,10 @@ class Gradients:
         return parts
 
     def leave_unread(
-        self, row: Row, indices: Iterable[int], what: str = "grad"
+        self,
+        row: Row,
+        indices: Iterable[int],
+        what: str = "grad",
     ) -> None:
         """Say in a row that these leaves' numbers are not known, and expect changes without a new version."""
         self._last = None
@@ -440,15 +455,15 @@ class Gradients:
 
     def parameters(self, owned: list[Leaves]) -> list[Parameter]:
         """Return the leaves as data, as they are now; `owned` are those of each optimizer."""
-        owners: dict[int, Leaves] = {}
+        owners: dict[int, list[int]] = {}
         for index, leaves in enumerate(owned):
             for i in dict.fromkeys(leaves):
                 owners.setdefault(i, []).append(index)
         for whole, shard in self.named.shards.wholes.items():
             owners[whole] = owners.get(shard, [])
-        return [self._parameter(i, tuple(owners.get(i, ()))) for i in range(len(self))]
+        return [self._parameter(i, owners.get(i, [])) for i in range(len(self))]
 
-    def _parameter(self, i: int, optimizers: tuple[int, ...]) -> Parameter:
+    def _parameter(self, i: int, optimizers: list[int]) -> Parameter:
         named, tensor = self.named, self.tensors[i]
         whole = named.shards.wholes.get(i)
         shape = self._shapes[i] if i in self.small else tuple(local(tensor).shape)
@@ -460,7 +475,7 @@ class Gradients:
             str(tensor.device),
             named.groups[i],
             tuple(named.aliases[i]),
-            optimizers,
+            tuple(optimizers),
             tensor.requires_grad or whole is not None,
             unsharded_of="" if whole is None else named.names[whole],
         )
@@ -472,7 +487,11 @@ Here = ref[Gradients]
 
 
 @patches.guarded
-def _comes(here: Here, i: int, grad: Tensor | None) -> None:
+def _comes(
+    here: Here,
+    i: int,
+    grad: Tensor | None,
+) -> None:
     """Note what comes to a leaf before the user's hooks see it."""
     gradients = here()
     running = None if gradients is None else gradients.running
@@ -492,7 +511,12 @@ def _is_added(here: Here, i: int, leaf: Tensor) -> None:
     gradients.update([i])
 
 
-def _arrives(here: Here, i: int, size: int, grad: Tensor | None) -> None:
+def _arrives(
+    here: Here,
+    i: int,
+    size: int,
+    grad: Tensor | None,
+) -> None:
     """Take note of what autograd is about to add to a leaf's `.grad`."""
     gradients, thread = here(), get_ident()
     # `torch.autograd.grad` writes no `.grad`.
@@ -513,19 +537,19 @@ def _arrives(here: Here, i: int, size: int, grad: Tensor | None) -> None:
 
 
 def _note(
-    gradients: Gradients, running: Backward, i: int, size: int, grad: Tensor
+    gradients: Gradients,
+    running: Backward,
+    i: int,
+    size: int,
+    grad: Tensor,
 ) -> None:
     """Hold what comes to a leaf that has a `.grad`, or remember by what to know it again."""
     if i in gradients.changeable:
-        before = running.hooked.pop(i, None)
-        if before is None or before[0] is not grad or before[1] != grad._version:
+        first, version = running.hooked.pop(i, (None, 0))
+        if first is not grad or version != grad._version:
             running.by_hook.add(i)
     if running.state[i] != NEW:
-        # A further part, as reentrant checkpoints of a shared layer bring it; they are added up in `.grad`.
-        if running.state[i] == ARRIVED:
-            running.arrived[i] = None
-        else:
-            running.state[i] = UNKNOWN
+        _note_further(running, i)
         return
     running.reached.append(i)
     kept = i in gradients.taken or i in gradients.rewritable
@@ -542,6 +566,14 @@ def _note(
     running.waiting += size
     if running.waiting > gradients.bulk or i in gradients.taken:
         unseen(gradients.read_held, running, stream)
+
+
+def _note_further(running: Backward, i: int) -> None:
+    """Note a further part, as reentrant checkpoints of a shared layer bring it; they are added up in `.grad`."""
+    if running.state[i] == ARRIVED:
+        running.arrived[i] = None
+    else:
+        running.state[i] = UNKNOWN
 
 
 def _elements(tensors: list[Tensor]) -> list[float]:

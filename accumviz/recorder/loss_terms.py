@@ -265,7 +265,12 @@ class _Terms:
             are_finite = all(map(math.isfinite, constants))
             term["constants"] = constants if are_finite else None
 
-    def _visit(self, node: Any, name: str, factor: _Factor) -> _Below:
+    def _visit(
+        self,
+        node: Any,
+        name: str,
+        factor: _Factor,
+    ) -> _Below:
         """Add the loss that this node is, or return what is added up below it, each with its factor."""
         if name in _REDUCING:
             return self._visit_reduction(node, name, factor)
@@ -278,7 +283,12 @@ class _Terms:
             return []
         return _linear(node, name, factor)
 
-    def _add_cross_entropy(self, node: Any, name: str, factor: _Factor) -> None:
+    def _add_cross_entropy(
+        self,
+        node: Any,
+        name: str,
+        factor: _Factor,
+    ) -> None:
         """Add a cross entropy: its elements are the targets that count, with the weights of their classes."""
         reduction = _REDUCTIONS[node._saved_reduction]
         if reduction == "none":
@@ -293,7 +303,12 @@ class _Terms:
         if _compares_samples(node):
             term["in_batch"] = True
 
-    def _visit_reduction(self, node: Any, name: str, factor: _Factor) -> _Below:
+    def _visit_reduction(
+        self,
+        node: Any,
+        name: str,
+        factor: _Factor,
+    ) -> _Below:
         """Add a sum or a mean, or return the losses that were stacked for it."""
         below, _ = _below(node)[0]
         is_loss = type(below).__name__ in _CROSS_ENTROPIES | _OTHER_LOSSES
@@ -304,11 +319,6 @@ class _Terms:
         reduced = _Reduced(node, kind)
         factor += reduced.factor
         count = reduced.count
-        if reduced.over_batch is not None:
-            # What is left of a sample is its own: a sum over the batch is one of losses that are means, then.
-            if kind == "mean":
-                factor += (_Constant(count, -1),)
-            return [(reduced.over_batch, factor)]
         parts = reduced.parts()
         if parts:
             if kind == "mean":
@@ -386,8 +396,6 @@ def _linear(node: Any, name: str, factor: _Factor) -> _Below:
         if not _is_scale(constant):
             factor += (_Constant(_number(constant), _POWERS[name]),)
         return [(parent, factor)]
-    if name == "SelectBackward0" and math.prod(node._saved_self_sym_sizes) == 1:
-        return [(first, factor)]
     raise _UnreadableError(_why(node, name))
 
 
@@ -425,15 +433,13 @@ def _why(node: Any, name: str) -> str:
 class _Reduced:
     """What a sum or a mean reduces, past what only scales, masks or arranges its elements.
 
-    `node` is where the loss proper begins, `count` how many elements are reduced there. `over_batch` is what reduced
-    the first dimension, the batch's, before, in the other way.
+    `node` is where the loss proper begins, `count` how many elements are reduced there.
     """
 
     def __init__(self, node: Any, kind: str) -> None:
         self.node = node
         self.count = math.prod(map(int, node._saved_self_sym_sizes))
         self.factor: _Factor = ()
-        self.over_batch: Any = None
         self._kind = kind
         self._masks: list[Tensor] = []
         self._masks_sums = False  # what was masked are sums, as of the classes of a row
@@ -469,10 +475,9 @@ class _Reduced:
             self._masks_sums = bool(self._masks)
             return True
         left = node._input_metadata[0].shape
+        # The other way over each sample makes that sample's loss; over the batch, it makes losses of it.
         if list(left[:1]) != sizes[:1]:
-            if self._masks or math.prod(left) != self.count:
-                raise _UnreadableError(_NESTED)
-            self.over_batch = node
+            raise _UnreadableError(_NESTED)
         return False
 
     def _passes_scale(self, node: Any, name: str) -> bool:
@@ -556,7 +561,11 @@ def _counted_targets(node: Any) -> Tensor:
 # --- what backward was called on ------------------------------------------------------------------
 
 
-def describe_root(row: Backward, args: patches.Args, kwargs: patches.Kwargs) -> None:
+def describe_root(
+    row: Backward,
+    args: patches.Args,
+    kwargs: patches.Kwargs,
+) -> None:
     """Write into the row what `torch.autograd.backward` was called on, and how."""
     call = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
     retain = call.get("retain_graph")

@@ -176,8 +176,10 @@ def saved_storages(roots: Iterable[Any]) -> dict[int, int]:
                 seen.add(following)
                 order.append(following)
     # A hook that packs a detached tensor hides that it was a parameter.
-    for key in storages.keys() & {storage(leaf)[0] for leaf in leaves}:
-        storages[key] = 0
+    for leaf in leaves:
+        key, _ = storage(leaf)
+        if key in storages:
+            storages[key] = 0
     keep_deletable(order, tops)
     return storages
 

@@ -120,7 +120,11 @@ def _is_undone(undo: Callable[[], None]) -> bool:
     return True
 
 
-def notify(recordings: tuple[Any, ...], what: str, *args: Any) -> list[tuple[Any, Any]]:
+def notify(
+    recordings: tuple[Any, ...],
+    what: str,
+    *args: Any,
+) -> list[tuple[Any, Any]]:
     """Call this method of each recording, and return their answers; one that fails stops.
 
     Modes of the user's do not see it: a FLOP counter would count what we read.
@@ -258,7 +262,11 @@ def wrapper(original: Callable[..., Any], around: Around) -> Callable[..., Any]:
     return functools.update_wrapper(call, original)
 
 
-def replace(owner: Any, name: str, ours: Any) -> Callable[[], None]:
+def replace(
+    owner: Any,
+    name: str,
+    ours: Any,
+) -> Callable[[], None]:
     """Put ours in the place of something of torch's; return how to undo that."""
     original = getattr(owner, name)
 

@@ -306,7 +306,10 @@ class Recording:
             print(said, file=sys.stderr)
 
     def backward_begins(
-        self, frame: Caller, args: patches.Args, kwargs: patches.Kwargs
+        self,
+        frame: Caller,
+        args: patches.Args,
+        kwargs: patches.Kwargs,
     ) -> Backward | None:
         gradients, thread = self._gradients, get_ident()
         is_other = gradients.thread not in (None, thread)
@@ -375,7 +378,8 @@ class Recording:
             if not inner:
                 self._before_change()
             sample = StepSample(parameters(optimizer)) if self._rounds else None
-            self._steps.append(_Step(index, (id(frame), frame.f_code), inner, sample))
+            key = id(frame), frame.f_code
+            self._steps.append(_Step(index, key, inner, sample))
 
     def step_ends(self, optimizer: Any, frame: FrameType) -> None:
         key = id(frame), frame.f_code
@@ -411,7 +415,12 @@ class Recording:
     def loader_ends(self, iterator: Any, frame: FrameType) -> None:
         self._loads("ends", iterator, frame)
 
-    def _loads(self, what: str, source: Any, frame: FrameType) -> None:
+    def _loads(
+        self,
+        what: str,
+        source: Any,
+        frame: FrameType,
+    ) -> None:
         if not self._closed and self._gradients.is_ours():
             self._before_change()
             details = {"what": what, "loader": self._loaders.number_of(source)}
@@ -471,7 +480,8 @@ class Recording:
         self._edits()
         present = [i for i, bit in enumerate(self._gradients.present) if bit]
         if present:
-            self._emit("edit", self._sites.find(frame), "CUDA graph", {}, present)
+            site = self._sites.find(frame)
+            self._emit("edit", site, "CUDA graph", {}, present)
 
     # --- events --------------------------------------------------------------------------------
 
@@ -509,7 +519,12 @@ class Recording:
             if changed:
                 self._emit("edit", CallSite(), "", {}, changed)
 
-    def _step(self, optimizer: Any, frame: FrameType, details: Details) -> None:
+    def _step(
+        self,
+        optimizer: Any,
+        frame: FrameType,
+        details: Details,
+    ) -> None:
         self._versions = self._gradients.versions()
         self._casts.note_step(parameters(optimizer))
         details |= self._describe_optimizer(optimizer, frame)

@@ -40,7 +40,11 @@ class Script:
     """
 
     def __init__(
-        self, name: str, arguments: list[str], *, module: bool = False
+        self,
+        name: str,
+        arguments: list[str],
+        *,
+        module: bool = False,
     ) -> None:
         self.name = name
         self.arguments = arguments
@@ -78,7 +82,12 @@ class _OnImport:
     def __init__(self, then: Callable[[], None]) -> None:
         self._then = then
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(
+        self,
+        name: str,
+        path: Any = None,
+        target: Any = None,
+    ) -> Any:
         if name != "torch":
             return None
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
@@ -95,7 +104,13 @@ class _OnImport:
         return spec
 
 
-def run(script: Script, path: Path | None, finish: Finish, *, exact: int = 64) -> None:
+def run(
+    script: Script,
+    path: Path | None,
+    finish: Finish,
+    *,
+    exact: int = 64,
+) -> None:
     """Run the script; its exceptions, its exit code and its signals are those it has without us.
 
     `path` is where ledgers go. `finish` gets the recordings (closed), what was not recorded, and how the script
@@ -128,7 +143,12 @@ def run(script: Script, path: Path | None, finish: Finish, *, exact: int = 64) -
 class _Session:
     """What is recorded of a script, from the import of torch to its end; it never raises."""
 
-    def __init__(self, path: Path | None, finish: Finish, exact: int) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        finish: Finish,
+        exact: int,
+    ) -> None:
         self._path, self._finish, self._exact = path, finish, exact
         self._process, self._over = os.getpid(), False
         self._detector: Any = None
@@ -184,7 +204,11 @@ def _end_after_traceback(session: _Session) -> None:
     """Have the report stand below what Python says of the exception that is on its way out."""
     hook = sys.excepthook
 
-    def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    def show(
+        kind: type[BaseException],
+        error: BaseException,
+        trace: Any,
+    ) -> None:
         with contextlib.suppress(Exception):
             _strip(error)
         hook(kind, error, error.__traceback__)

@@ -86,11 +86,17 @@ class Optimizers:
         self._met: dict[int, tuple[Callable[[], Any], int]] = {}
 
     def meet(self, optimizer: Any, frame: Caller) -> int:
-        """Return the number of this optimizer."""
+        """Return the number of this optimizer, or of what it wraps or is wrapped by."""
         met = self._met.get(id(optimizer))
         if met is not None and met[0]() is optimizer:
             return met[1]
-        index = self._number_of_same(optimizer)
+        index = len(self.names)
+        for key, (alive, number) in list(self._met.items()):
+            other = alive()
+            if other is None:
+                del self._met[key]
+            elif _are_one(other, optimizer):
+                index = number
         if index == len(self.names):
             name = called(optimizer, frame)
             self.names.append(_distinct(name, self.names))
@@ -99,16 +105,6 @@ class Optimizers:
             self.settings.append(settings(optimizer))
         self._met[id(optimizer)] = ref(optimizer), index
         return index
-
-    def _number_of_same(self, optimizer: Any) -> int:
-        """Return the number of what this wraps, or is wrapped by; else a new one."""
-        for key, (alive, _) in list(self._met.items()):
-            if alive() is None:
-                del self._met[key]
-        for alive, index in self._met.values():
-            if _are_one(alive(), optimizer):
-                return index
-        return len(self.names)
 
     def leaves(self) -> list[list[int]]:
         """Return the leaves that each has, or had."""
@@ -230,7 +226,12 @@ class Named:
         self.index.clear()
         self.shards = Shards()
 
-    def add(self, name: str, tensor: Any, group: str) -> None:
+    def add(
+        self,
+        name: str,
+        tensor: Any,
+        group: str,
+    ) -> None:
         """Add a tensor; one that was added before (a tied weight) keeps its first name and gains an alias."""
         number = self.index.get(id(tensor))
         if number is not None:
@@ -254,7 +255,9 @@ class Named:
 
 
 def collect(
-    objects: tuple[Any, ...], groups: Mapping[str, Any], frame: Caller
+    objects: tuple[Any, ...],
+    groups: Mapping[str, Any],
+    frame: Caller,
 ) -> Named:
     """Name everything that was passed to `record`.
 
@@ -265,7 +268,7 @@ def collect(
     given = [*_prefixed(objects, frame), *groups.items()]
     # Optimizers last: a module knows better names for the same parameters.
     for prefix, item in sorted(given, key=lambda argument: is_optimizer(argument[1])):
-        _Collector(named, prefix, prefix, frame).add(item)
+        _Collector(named, prefix, frame).add(item)
     for module in named.wrapped:
         _add_wholes(named, module)
     if not named.tensors:
@@ -302,10 +305,9 @@ def _check(named: Named) -> None:
 
 @dataclass
 class _Collector:
-    """Adds the tensors of one argument of `record`, under its prefix and group."""
+    """Adds the tensors of one argument of `record`, under the name of its group."""
 
     named: Named
-    prefix: str
     group: str
     frame: Caller
 
@@ -317,7 +319,7 @@ class _Collector:
             self._add_optimizer(item)
         elif isinstance(item, Tensor):
             name = variable(self.frame, item)
-            if not (name or self.prefix):
+            if not (name or self.group):
                 name = f"tensor{len(self.named.tensors)}"
             self._add_tensor(name, item)
         elif isinstance(item, Mapping):
@@ -328,15 +330,14 @@ class _Collector:
             raise TypeError(f"cannot record {item!r:.80}, {a(item)}; {_EXPECTED}")
 
     def _add_tensor(self, name: str, tensor: Any) -> None:
-        """Add a tensor under the prefix."""
-        self.named.add(_joined(self.prefix, name), tensor, self.group)
+        self.named.add(_joined(self.group, name), tensor, self.group)
 
     def _add_module(self, module: Any) -> None:
         named = self.named
         named.wrapped.append(module)
         if isinstance(module, nn.parallel.DistributedDataParallel):
             module = module.module  # names as in the model that was wrapped
-        named.modules[self.prefix or f"model{len(named.modules) or ''}"] = module
+        named.modules[self.group or f"model{len(named.modules) or ''}"] = module
         for path, tensor in module.named_parameters(remove_duplicate=False):
             name = path.replace("_fsdp_wrapped_module.", "")
             self._add_tensor(name, tensor)

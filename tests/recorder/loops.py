@@ -13,14 +13,37 @@ from torch.utils.checkpoint import checkpoint
 Train = Callable[[Callable[..., Any]], list[torch.Tensor]]
 
 
-class Refusing(torch.autograd.Function):
+# The ways in which a loop is recorded.
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "graphs": {"graphs": True},
+    "memory": {"memory": True},
+    "path": {"path": "run.ledger"},
+}
+
+
+class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+class Refusing(Doubled):
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         raise ValueError("not today")
+
+
+def leaf(size: int = 2, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(size, dtype=dtype).requires_grad_()
+
+
+def kinds(ledger: Any) -> list[str]:
+    return [event.kind for event in ledger]
 
 
 def net() -> Any:

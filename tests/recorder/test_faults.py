@@ -33,18 +33,12 @@ import torch.distributed as dist
 import accumviz as av
 from accumviz.graph import scopes
 from accumviz.recorder import columns, patches
-from tests.recorder.loops import Train, alone, replicated, sharded
+from tests.recorder.loops import MODES, Train, alone, replicated, sharded
 from tests.thorough import THOROUGH
 
 PACKAGE = str(Path(av.__file__).parent) + os.sep
 # What runs while a loop trains: the recorder, and what records graphs.
 OURS = PACKAGE + "recorder" + os.sep, PACKAGE + "graph" + os.sep
-MODES: dict[str, dict[str, Any]] = {
-    "default": {},
-    "graphs": {"graphs": True},
-    "memory": {"memory": True},
-    "path": {"path": "run.ledger"},
-}
 
 
 class Fault(Exception):

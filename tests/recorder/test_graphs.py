@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import accumviz as av
 from accumviz.recorder.transfer import readable
+from tests.recorder.loops import Doubled
 
 
 def toy() -> tuple[torch.Tensor, av.Ledger, dict[int, av.Graph]]:
@@ -202,18 +203,9 @@ def test_any_keyword_reaches_the_module_and_what_it_raises_reaches_the_caller() 
 
 
 def test_what_went_through_custom_functions_checkpoints_and_hooks_is_known() -> None:
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            return grad * 2
-
     w = torch.tensor([3.0], requires_grad=True)
     with av.record(w, graphs=True) as recording:
-        Twice.apply(w * 2).sum().backward()  # type: ignore[no-untyped-call]
+        Doubled.apply(w * 2).sum().backward()  # type: ignore[no-untyped-call]
         checkpoint(lambda x: (x * 2).exp(), w * 0, use_reentrant=False).sum().backward()
         y = w * 2
         y.register_hook(lambda grad: grad * 10)
@@ -221,7 +213,7 @@ def test_what_went_through_custom_functions_checkpoints_and_hooks_is_known() -> 
     first, second, third = recording.graphs.values()
     assert [(n.op, n.grad) for n in first] == [
         ("SumBackward0", 1.0),
-        ("TwiceBackward", [1.0]),
+        ("DoubledBackward", [1.0]),
         ("MulBackward0", [2.0]),
         ("AccumulateGrad", [4.0]),
     ]

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel.distributed import _DDPSink
 
 import accumviz as av
+from tests.recorder.loops import Doubled
 
 ROWS, CLASSES, IGNORED, K = 12, 5, 3, 4
 VALID = ROWS - IGNORED
@@ -48,10 +49,6 @@ def weighed(b: Batch) -> float:
 # A loss, and each term's reduction, elements and factor, worked out by hand.
 FORMS: dict[str, tuple[Callable[[Batch], torch.Tensor], Expected | Callable[[Batch], Expected]]] = {
     "cross entropy / K": (lambda b: F.cross_entropy(b.scores, b.ignoring) / K, [("mean", VALID, 1 / K)]),
-    "a mean over the batch of each score, summed": (
-        lambda b: b.scores.square().mean(0).sum() / K,
-        [("mean", ROWS, 1 / K)],  # as a mean over the batch of each row's sum
-    ),
     "two losses": (
         lambda b: F.mse_loss(b.scores, b.zeros) / K + 0.3 * b.scores.square().mean() / K,
         [("mean", ALL, 1 / K), ("mean", ALL, 0.3 / K)],
@@ -137,7 +134,7 @@ FORMS: dict[str, tuple[Callable[[Batch], torch.Tensor], Expected | Callable[[Bat
         [("mean", 2 * CLASSES, 1), ("mean", (ROWS - 2) * CLASSES, 1)],
     ),
     "shapes of one element": (
-        lambda b: b.scores.mean().view(1, 1).squeeze().unsqueeze(0).clone()[0] / K,
+        lambda b: b.scores.mean().view(1, 1).squeeze().unsqueeze(0).clone() / K,
         [("mean", ALL, 1 / K)],
     ),
     "times zero": (lambda b: b.scores.mean() * 0, [("mean", ALL, 0)]),
@@ -200,22 +197,13 @@ def test_a_term_says_what_the_gradient_says(form: str) -> None:
         assert len(counted) == pytest.approx(term["elements"])
 
 
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient * 2
-
-
 UNKNOWN: dict[str, tuple[Callable[[Batch], Any], str]] = {
     "an operation of the user's": (lambda b: Doubled.apply(b.scores.mean()) / 2, "written in Python"),
     "a root": (lambda b: F.mse_loss(b.scores, b.zeros).sqrt(), "SqrtBackward0"),
     "a product": (lambda b: b.scores.mean() * b.scores.sum(), "product or a quotient"),
     "one of many": (lambda b: b.scores.view(-1)[0], "SelectBackward0"),
     "advantages": (lambda b: (b.scores[:, 0] * torch.randn(ROWS)).sum(), "some are negative"),
+    "a mean over the batch, summed": (lambda b: b.scores.square().mean(0).sum() / K, "nested"),
     "a mean over the batch, weighted and summed": (lambda b: (b.scores.mean(0) * b.weight).sum(), "nested"),
     "another loss of torch's": (lambda b: F.multi_margin_loss(b.scores, b.y), "MultiMarginLoss"),
     "weights of rows and of columns": (lambda b: (b.scores[:CLASSES] * b.weight[:, None] * b.weight).sum(), "nested"),

@@ -15,15 +15,9 @@ import torch.distributed as dist
 
 import accumviz as av
 from accumviz.book.distribute import RankError
+from tests.recorder.loops import MODES
 from tests.recorder.nasty import IN_RANKS, LOOPS, Loop
 from tests.thorough import THOROUGH
-
-MODES: dict[str, dict[str, Any]] = {
-    "default": {},
-    "graphs": {"graphs": True},
-    "memory": {"memory": True},
-    "path": {"path": "run.ledger"},
-}
 
 
 def plain(value: Any) -> list[Any]:
