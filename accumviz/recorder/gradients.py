@@ -86,6 +86,7 @@ class Gradients:
         # The thread that is followed, once a backward of it has reached a leaf; how many others call backward now, and
         # whether they have reached a leaf.
         self.thread: int | None = None
+        self._is_reached = False
         self.others, self.disturbed = 0, False
         self.lock = threading.RLock()
         self.present = bytearray(len(self.tensors))
@@ -234,8 +235,9 @@ class Gradients:
         """Give a backward that is over its numbers, and say which leaves it has reached and changed."""
         self.running = None
         reached = running.reached
-        if reached:
-            self.thread = running.thread
+        self._is_reached = self._is_reached or bool(reached)
+        if not self._is_reached:
+            self.thread = None  # this one's may train what another recording has
         changed = sorted(set(self.update()) - running.synced)
         if running.held:
             self.read_held(running)

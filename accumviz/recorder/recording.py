@@ -312,8 +312,9 @@ class Recording:
         kwargs: patches.Kwargs,
     ) -> Backward | None:
         gradients, thread = self._gradients, get_ident()
-        is_other = gradients.thread not in (None, thread)
-        if is_other or gradients.running is not None:
+        if gradients.thread is None:
+            gradients.thread = thread
+        if thread != gradients.thread:
             gradients.others += 1
             return None
         within = self._within()
