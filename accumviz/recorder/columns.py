@@ -410,8 +410,6 @@ class Columns:
         self._grad = np.full((1, len(self._layout.owners)), np.nan)
         most = _NUMBERS // max(len(sizes), 1)
         self._bulk = max(16, min(_EVENTS, most))
-        # So many rows are looked at together: one by one, the code that does it has left the cache in between.
-        self._enough = self._bulk
         self._due = 0.0
         self._away = 0  # rows that are in blocks
         self._blocks: list[Block] = []
@@ -448,7 +446,7 @@ class Columns:
             self._sources.meet(row.site)
         row.done = True
         is_due = self._writes and time.monotonic() > self._due
-        if is_due or len(self.pending) >= self._enough:
+        if is_due or len(self.pending) >= self._bulk:
             self.settle()
 
     def settle(self, *, wait: bool = False) -> None:
@@ -464,7 +462,6 @@ class Columns:
                 if not rows:
                     break
                 self._put_away(rows)
-            self._enough = len(self.pending) + self._bulk
             self._due = time.monotonic() + _SECONDS
 
     def _put_away(self, rows: list[Row]) -> None:

@@ -238,38 +238,34 @@ def _roots(
 ) -> list[Any]:
     """Return the models that are trained: whole ones, not their parts, and neither losses nor what only wraps them.
 
-    They share parameters with an optimizer, or some caller has a name for them; with neither, all are taken.
+    They share parameters with an optimizer, or some caller has a name for them; with neither, all are taken. What an
+    optimizer owns may be frozen only now, as a GAN's players are by turns.
     """
     owned = set[int]().union(*map(_ids, optimizers))
-    whole = _whole_models(owned, recorded)
-    wanted = [
-        module
-        for module, trained in whole
-        if trained & owned or (not recorded and any(names_of(module, caller)))
-    ]
-    return wanted if wanted or owned else [module for module, _ in whole]
+    wanted = []
+    others = []
+    for module in _whole_models():
+        has = list(module.parameters())
+        trained = {id(p) for p in has if p.requires_grad}
+        trained |= owned.intersection(map(id, has))
+        if not trained or trained & recorded:
+            continue
+        if trained & owned or (not recorded and any(names_of(module, caller))):
+            wanted.append(module)
+        else:
+            others.append(module)
+    return wanted if wanted or owned else others
 
 
-def _whole_models(owned: set[int], recorded: set[int]) -> list[tuple[Any, set[int]]]:
-    """Return the modules that are no part of another, without the compiler's wrapper, and their trained parameters.
-
-    What an optimizer owns may be frozen only now, as a GAN's players are by turns.
-    """
+def _whole_models() -> list[Any]:
+    """Return the modules that are no part of another, without the compiler's wrapper."""
     modules = _living(torch.nn.Module)
     inner: set[int] = set()
     for module in modules:
-        inner.update(
-            id(child) for _, child in submodules(module) if child is not module
-        )
-    whole = []
-    for module in modules:
-        bare = getattr(module, "_modules", {}).get("_orig_mod", module)
-        has = list(bare.parameters())
-        trained = {id(p) for p in has if p.requires_grad}
-        trained |= owned.intersection(map(id, has))
-        if id(module) not in inner and trained and not trained & recorded:
-            whole.append((bare, trained))
-    return whole
+        children = [child for _, child in submodules(module) if child is not module]
+        inner.update(map(id, children))
+    whole = [module for module in modules if id(module) not in inner]
+    return [getattr(one, "_modules", {}).get("_orig_mod", one) for one in whole]
 
 
 def _grouped(roots: list[Any], caller: Caller) -> dict[str, Any]:
