@@ -25,33 +25,29 @@ _ALL, _MOST = 0.99, 0.5
 
 
 @for_each_optimizer
-def nonfinite_micro_batch(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
+def nonfinite_micro_batch(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find an infinite or NaN contribution that a step has consumed."""
-    ledger = analysis.ledger
-    columns = optimizer.columns
-    unmeasured = analysis.events.detail("unmeasured", None)
-    strange = ~np.isfinite(ledger.contribution[:, columns])
-    odd = analysis.contributed[:, columns] & strange
-    unsound = ~np.all(np.isfinite(ledger.grad[:, columns]), axis=1)
-    consumed = [
-        (b, step)
-        for step, window in optimizer.windows.items()
-        for b in window
-        if odd[b].any() and not unmeasured[b] and unsound[step]
-    ]
+    unmeasured = optimizer.events.detail("unmeasured", None)
+    norms = optimizer.ledger.contribution[:, optimizer.columns]
+    reached = optimizer.contributed[:, optimizer.columns]
+    odd = np.any(reached & ~np.isfinite(norms), axis=1)
+    grads = optimizer.ledger.grad[:, optimizer.columns]
+    unsound = ~np.all(np.isfinite(grads), axis=1)
+    consumed = {
+        b: step
+        for b, step in optimizer.first_step_of.items()
+        if odd[b] and not unmeasured[b] and unsound[step]
+    }
     if not consumed:
         return
-    b, step = min(consumed)
-    names = [ledger.parameters[p].name for p in columns[odd[b]][:4].tolist()]
-    yield analysis.finding(
+    b = min(consumed)
+    yield optimizer.finding(
         "error",
         b,
-        step=step,
-        evidence={"loss": ledger[b].loss, "parameters": names},
+        step=consumed[b],
+        evidence={"loss": optimizer.ledger[b].loss},
         cause="A contribution is infinite or NaN, and the step consumed it: so are the weights from then on.",
-        times=len({b for b, _ in consumed}),
+        times=len(consumed),
     )
 
 
@@ -59,18 +55,16 @@ def nonfinite_micro_batch(
 
 
 @for_each_optimizer
-def weights_frozen_by_autocast(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
+def weights_frozen_by_autocast(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find forwards that read copies of weights from before the last step, which an autocast around both keeps."""
-    old = analysis.events.detail("old_weight", None)
-    names = {analysis.ledger.parameters[p].name for p in optimizer.columns}
+    old = optimizer.events.detail("old_weight", None)
+    names = {optimizer.ledger.parameters[p].name for p in optimizer.columns}
     # What another network's loss reads one step late is read anew for the own.
     late = [b for b in optimizer.first_step_of if str(old[b]) in names]
     if not late:
         return
     b = min(late)
-    yield analysis.finding(
+    yield optimizer.finding(
         "error",
         b,
         step=optimizer.first_step_of[b],
@@ -83,20 +77,18 @@ def weights_frozen_by_autocast(
 
 
 @for_each_optimizer
-def step_lost_in_rounding(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
+def step_lost_in_rounding(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find steps that leave all 16-bit weights as they are, though they have gradients."""
-    steps, left = _left_as_they_are(analysis, optimizer)
+    steps, left = _left_as_they_are(optimizer)
     if left < _ALL:
         return
-    yield analysis.finding(
+    yield optimizer.finding(
         "warning",
         steps[0],
         step=steps[0],
         evidence={
             "part of the weights that a step leaves as they are": left,
-            "learning rate": analysis.detail(steps[0], "lr"),
+            "learning rate": optimizer.detail(steps[0], "lr"),
         },
         cause=(
             f"The steps of {optimizer.name} are smaller than the rounding of 16-bit weights, which stay bit for "
@@ -106,17 +98,15 @@ def step_lost_in_rounding(
     )
 
 
-def _left_as_they_are(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> tuple[list[int], float]:
+def _left_as_they_are(optimizer: OptimizerHistory) -> tuple[list[int], float]:
     """Return the steps that were to move 16-bit weights, and which part of these a step leaves as they are.
 
     Of few steps, 0: a schedule may begin with a rate of almost nothing.
     """
-    unmoved = analysis.events.detail("unmoved", math.nan)
+    unmoved = optimizer.events.detail("unmoved", math.nan)
     steps = []
     for step in optimizer.windows:
-        rates = analysis.detail(step, "lr")
+        rates = optimizer.detail(step, "lr")
         measured = isinstance(rates, list) and np.isfinite(unmoved[step])
         if measured and all(number(rate) > 0 for rate in rates):
             steps.append(step)
@@ -128,28 +118,26 @@ def _left_as_they_are(
 
 
 @for_each_optimizer
-def graph_retained(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
+def graph_retained(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find saved tensors of which more are alive after each window, or losses that are run again."""
     several = [used for used in optimizer.windows.values() if len(used) > 1]
-    last = _last_of_rising(analysis, optimizer)
+    last = _last_of_rising(optimizer)
     runs = several or [last]
-    if all(_run_again(analysis, used) for used in runs):
+    if all(_run_again(optimizer, used) for used in runs):
         b = runs[0][1]
-        yield analysis.finding(
+        yield optimizer.finding(
             "error",
             b,
             step=optimizer.first_step_of[b],
-            evidence={"losses in each backward": _losses(analysis, runs[0])},
+            evidence={"losses in each backward": _losses(optimizer, runs[0])},
             cause=(
-                f"Each backward runs the graphs of all losses so far: `{analysis.ledger[b].label}` adds them up with "
+                f"Each backward runs the graphs of all losses so far: `{optimizer.ledger[b].label}` adds them up with "
                 "their graphs. Call `backward` on the new loss alone, and add its `detach()` to the sum."
             ),
             times=len(several or last),
         )
     elif last:
-        yield _kept(analysis, optimizer, last)
+        yield _kept(optimizer, last)
 
 
 def _losses(analysis: LedgerAnalysis, backwards: list[int]) -> list[int]:
@@ -165,10 +153,10 @@ def _run_again(analysis: LedgerAnalysis, used: list[int]) -> bool:
     return bool(growing) and one_line and retained
 
 
-def _last_of_rising(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> list[int]:
+def _last_of_rising(optimizer: OptimizerHistory) -> list[int]:
     """Return the last backward of each window, where more bytes are saved after each; else none."""
-    after = analysis.events.column("saved_after")
-    before = analysis.events.column("saved_before")
+    after = optimizer.events.column("saved_after")
+    before = optimizer.events.column("saved_before")
     every = [used[-1] for used in optimizer.windows.values()]
     last = [b for b in every if np.isfinite(after[b])]
     if len(last) < _RISING or not _rises(after[last], before[last[:2]].max()):
@@ -184,19 +172,17 @@ def _rises(saved: np.ndarray, one_graph: float) -> bool:
     return all(long[:-1] or long)
 
 
-def _kept(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, last: list[int]
-) -> Finding:
+def _kept(optimizer: OptimizerHistory, last: list[int]) -> Finding:
     """Return the finding about saved tensors that something keeps."""
-    saved = analysis.events.column("saved_after")[last]
-    retained = [b for b in last if analysis.detail(b, "retain_graph")]
-    event = analysis.ledger[(retained or last)[0]]
+    saved = optimizer.events.column("saved_after")[last]
+    retained = [b for b in last if optimizer.detail(b, "retain_graph")]
+    event = optimizer.ledger[(retained or last)[0]]
     keeper, suggestion = "something that is kept, such as a loss in a list,", ""
     if retained:
         keeper = "`retain_graph=True`"
         line = re.sub(r",?\s*retain_graph\s*=\s*True", "", event.source)
         suggestion = replaced(event, line)
-    return analysis.finding(
+    return optimizer.finding(
         "error",
         event.index,
         step=optimizer.first_step_of[event.index],
@@ -216,22 +202,22 @@ def _kept(
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what has to be meant for a healthy loop to be so: sums and steps in 16 bits, which lose what is small."""
     for optimizer in analysis.optimizers:
-        yield from _sums(analysis, optimizer)
-        _, left = _left_as_they_are(analysis, optimizer)
+        yield from _sums(optimizer)
+        _, left = _left_as_they_are(optimizer)
         if left > _MOST:
             yield f"steps that leave {left:.0%} of the 16-bit weights as they are, bit for bit, are meant"
 
 
-def _sums(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> Iterator[str]:
+def _sums(optimizer: OptimizerHistory) -> Iterator[str]:
     """Say of sums in 16 bits that they are meant: those of `.grad`, and those that FSDP keeps until it scatters."""
     if all(len(used) < 2 for used in optimizer.windows.values()):
         return
     for p in optimizer.columns.tolist():
-        parameter = analysis.ledger.parameters[p]
+        parameter = optimizer.ledger.parameters[p]
         if parameter.dtype not in ("bfloat16", "float16"):
             continue
-        present = analysis.ledger.state[:-1, p] & PRESENT > 0
+        present = optimizer.ledger.state[:-1, p] & PRESENT > 0
         # What FSDP scatters after each backward is added up in the shards.
-        if (analysis.contributed[1:, p] & present).any():
+        if (optimizer.contributed[1:, p] & present).any():
             where = "FSDP's unsharded sums" if parameter.unsharded_of else "sums"
             yield f"{where} in {parameter.dtype} are meant"
