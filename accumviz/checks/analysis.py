@@ -193,125 +193,14 @@ def _put_together(rows: list[_Row]) -> list[_Row]:
     return list(together.values())
 
 
-class OptimizerHistory:
-    """One optimizer: its parameters, its steps, and which backwards reached it.
-
-    Its steps `read` backwards, each in the step of `read_step`: `windows` has each step that consumed something, with
-    its backwards, `first_step_of` each backward that was consumed, with the first step that did. `usual` is how many
-    new backwards a window usually has.
-    """
-
-    def __init__(self, analysis: LedgerAnalysis, optimizer: int) -> None:
-        self.analysis = analysis
-        self.optimizer = optimizer
-        parameters = analysis.ledger.parameters
-        columns = [i for i, p in enumerate(parameters) if optimizer in p.optimizers]
-        self.rank = parameters[columns[0]].rank
-        self.columns = np.array(columns, int)
-        names = analysis.listed("optimizers")
-        self.name = f"optimizer {optimizer}"
-        if optimizer < len(names):
-            self.name = str(names[optimizer])
-        self.steps = steps_of(analysis.ledger, (optimizer,))
-        events = analysis.events
-        mine = events.detail("optimizer_index", 0) == optimizer
-        skipped = events.where("kind", "step") & events.skipped
-        self.skipped = np.flatnonzero(skipped & mine)
-        reached = analysis.contributed[:, self.columns].any(axis=1)
-        self.backwards = np.flatnonzero(reached & analysis.backward)
-        shares = analysis.shares
-        mine = shares.optimizer == optimizer
-        used = mine & ~shares.erased & (shares.term == 0)
-        self.read_step = shares.step[used]
-        self.read = shares.backward[used]
-        self.windows: dict[int, list[int]] = {}
-        self.first_step_of: dict[int, int] = {}
-        pairs = zip(self.read.tolist(), self.read_step.tolist(), strict=True)
-        for backward, step in pairs:
-            self.windows.setdefault(step, []).append(backward)
-            self.first_step_of.setdefault(backward, step)
-        lengths = Counter(self.first_step_of.values())
-        self.usual = modal_length(lengths.values())
-
-    def of_step(self, step: int) -> list[WindowShare]:
-        """Return what a step read of every objective, or would have read but for a zeroing."""
-        return self.analysis.window_shares.get((step, self.optimizer), [])
-
-    def shares_of(self, step: int) -> list[WindowShare]:
-        """Return what a step read of every objective."""
-        return [share for share in self.of_step(step) if share.many]
-
-    @cached_property
-    def first_use(self) -> np.ndarray:
-        """For each event, the first step that consumed its contribution; beyond the last event where none did."""
-        many = len(self.analysis.events)
-        first = np.full(many, many)
-        first[self.read[::-1]] = self.read_step[::-1]
-        return first
-
-    @cached_property
-    def is_fed_by_hand(self) -> bool:
-        """Whether it has parameters that no backward reaches, and whose `.grad` something else fills."""
-        reached = self.analysis.contributed[:, self.columns].any(axis=0)
-        edits = np.ix_(self.analysis.at("edit"), self.columns[~reached])
-        ledger = self.analysis.ledger
-        filled = (ledger.state[edits] & CHANGED > 0) & (ledger.grad[edits] > 0)
-        return bool(filled.any())
-
-    def previous_step(self, event: int) -> int:
-        """Return the last step before an event; -1 where there is none."""
-        place = self.steps.searchsorted(event)
-        return int(self.steps[place - 1]) if place else -1
-
-    def nothing_since_step(self, event: int) -> bool:
-        """Return whether nothing has come into `.grad` between the last step and an event."""
-        step = self.previous_step(event)
-        since = between(self.backwards, step, event + 1)
-        edits = self.changing("edit", step, event)
-        return step >= 0 and not since.size and not edits.size
-
-    def waiting(self, step: int) -> list[int]:
-        """Return those backwards of a step that nothing erased before it: what was put back by hand is not known."""
-        window = np.array(self.windows[step], int)
-        erased = self.analysis.erased[np.ix_(window, self.columns)].max(axis=1)
-        waiting: list[int] = window[(erased < 0) | (erased >= step)].tolist()
-        return waiting
-
-    def changed_by(self, events: np.ndarray) -> np.ndarray:
-        """Return those of some events that touched one of this optimizer's `.grad`."""
-        cells = np.ix_(events, self.columns)
-        changed = self.analysis.ledger.state[cells] & CHANGED
-        changing: np.ndarray = events[changed.any(axis=1)]
-        return changing
-
-    def changing(
-        self, kind: str, start: int = -1, stop: int | None = None
-    ) -> np.ndarray:
-        """Return the events of a kind, all or between two, that touched one of this optimizer's `.grad`."""
-        stop = len(self.analysis.events) if stop is None else stop
-        return self.changed_by(between(self.analysis.at(kind), start, stop))
-
-    def clip_ratio(self, event: int) -> float:
-        """Return by what factor an event has shortened these gradients; 1 where it did nothing."""
-        ledger = self.analysis.ledger
-        if event == 0:
-            return 1.0
-        changed = ledger.state[event, self.columns] & CHANGED > 0
-        columns = self.columns[changed]
-        before = ledger.grad[event - 1, columns].astype(float)
-        after = ledger.grad[event, columns].astype(float)
-        usable = np.isfinite(before) & np.isfinite(after) & (before > 0)
-        ratios = after[usable] / before[usable]
-        return float(ratios.min(initial=1.0))
-
-
 class LedgerAnalysis:
     """A ledger, its shares, and what several rules ask of both.
 
     By event, `sites` are numbers of call sites, `closures` says what ran in a step, `moved` which backwards are at
     weights that were moved since the one before, as in SAM. By contribution, `erased` is what erased it (of what FSDP
     has scattered, what erased that from the shard), `used` says that a step used it, or may still. `optimizers` are
-    those that stepped, `every_optimizer` those that have parameters here.
+    those that stepped, `every_optimizer` those that have parameters here; `window_shares` has what each step of each
+    optimizer read, or would have read but for a zeroing, of every objective.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -328,10 +217,14 @@ class LedgerAnalysis:
         self.erased = ledger.flow.erased_for_good
         self.used = (self.erased < 0) | (ledger.outcomes.steps > 0)
         self.used &= self.contributed
-        indices = {i for p in ledger.parameters for i in p.optimizers}
-        every = [OptimizerHistory(self, index) for index in sorted(indices)]
-        self.every_optimizer = every
-        self.optimizers = [o for o in every if o.steps.size or o.skipped.size]
+        self.window_shares = self._window_shares()
+        self.every_optimizer: list[OptimizerHistory] = []
+        self.optimizers: list[OptimizerHistory] = []
+        for index in sorted({i for p in ledger.parameters for i in p.optimizers}):
+            optimizer = OptimizerHistory(self, index)
+            self.every_optimizer.append(optimizer)
+            if optimizer.steps.size or optimizer.skipped.size:
+                self.optimizers.append(optimizer)
 
     def at(self, *kinds: str) -> np.ndarray:
         """Return the events of these kinds."""
@@ -347,8 +240,7 @@ class LedgerAnalysis:
         norms = self.ledger.contribution[backward, reached]
         return bool(np.isfinite(norms).all())
 
-    @cached_property
-    def window_shares(self) -> dict[tuple[int, int], list[WindowShare]]:
+    def _window_shares(self) -> dict[tuple[int, int], list[WindowShare]]:
         """What each step of each optimizer read, or would have read but for a zeroing, of every objective."""
         of_steps: dict[tuple[int, int], list[WindowShare]] = defaultdict(list)
         for _, group in groupby(self._rows(), key=lambda row: row[:2]):
@@ -518,18 +410,129 @@ class LedgerAnalysis:
         return self.finding(severity, event, **about)
 
 
+class OptimizerHistory(LedgerAnalysis):
+    """The analysis of a ledger for one optimizer: its parameters, its steps, and which backwards reached it.
+
+    Its steps `read` backwards, each in the step of `read_step`: `windows` has each step that consumed something, with
+    its backwards, `first_step_of` each backward that was consumed, with the first step that did. `usual` is how many
+    new backwards a window usually has.
+    """
+
+    def __init__(self, analysis: LedgerAnalysis, optimizer: int) -> None:
+        vars(self).update(vars(analysis))
+        self.optimizer = optimizer
+        parameters = self.ledger.parameters
+        columns = [i for i, p in enumerate(parameters) if optimizer in p.optimizers]
+        self.rank = parameters[columns[0]].rank
+        self.columns = np.array(columns, int)
+        names = self.listed("optimizers")
+        self.name = f"optimizer {optimizer}"
+        if optimizer < len(names):
+            self.name = str(names[optimizer])
+        self.steps = steps_of(self.ledger, (optimizer,))
+        mine = self.events.detail("optimizer_index", 0) == optimizer
+        skipped = self.events.where("kind", "step") & self.events.skipped
+        self.skipped = np.flatnonzero(skipped & mine)
+        reached = self.contributed[:, self.columns].any(axis=1)
+        self.backwards = np.flatnonzero(reached & self.backward)
+        shares = self.shares
+        mine = shares.optimizer == optimizer
+        used = mine & ~shares.erased & (shares.term == 0)
+        self.read_step = shares.step[used]
+        self.read = shares.backward[used]
+        self.windows: dict[int, list[int]] = {}
+        self.first_step_of: dict[int, int] = {}
+        pairs = zip(self.read.tolist(), self.read_step.tolist(), strict=True)
+        for backward, step in pairs:
+            self.windows.setdefault(step, []).append(backward)
+            self.first_step_of.setdefault(backward, step)
+        lengths = Counter(self.first_step_of.values())
+        self.usual = modal_length(lengths.values())
+
+    def of_step(self, step: int) -> list[WindowShare]:
+        """Return what a step read of every objective, or would have read but for a zeroing."""
+        return self.window_shares.get((step, self.optimizer), [])
+
+    def shares_of(self, step: int) -> list[WindowShare]:
+        """Return what a step read of every objective."""
+        return [share for share in self.of_step(step) if share.many]
+
+    @cached_property
+    def first_use(self) -> np.ndarray:
+        """For each event, the first step that consumed its contribution; beyond the last event where none did."""
+        many = len(self.events)
+        first = np.full(many, many)
+        first[self.read[::-1]] = self.read_step[::-1]
+        return first
+
+    @cached_property
+    def is_fed_by_hand(self) -> bool:
+        """Whether it has parameters that no backward reaches, and whose `.grad` something else fills."""
+        reached = self.contributed[:, self.columns].any(axis=0)
+        edits = np.ix_(self.at("edit"), self.columns[~reached])
+        ledger = self.ledger
+        filled = (ledger.state[edits] & CHANGED > 0) & (ledger.grad[edits] > 0)
+        return bool(filled.any())
+
+    def previous_step(self, event: int) -> int:
+        """Return the last step before an event; -1 where there is none."""
+        place = self.steps.searchsorted(event)
+        return int(self.steps[place - 1]) if place else -1
+
+    def nothing_since_step(self, event: int) -> bool:
+        """Return whether nothing has come into `.grad` between the last step and an event."""
+        step = self.previous_step(event)
+        since = between(self.backwards, step, event + 1)
+        edits = self.changing("edit", step, event)
+        return step >= 0 and not since.size and not edits.size
+
+    def waiting(self, step: int) -> list[int]:
+        """Return those backwards of a step that nothing erased before it: what was put back by hand is not known."""
+        window = np.array(self.windows[step], int)
+        erased = self.erased[np.ix_(window, self.columns)].max(axis=1)
+        waiting: list[int] = window[(erased < 0) | (erased >= step)].tolist()
+        return waiting
+
+    def changed_by(self, events: np.ndarray) -> np.ndarray:
+        """Return those of some events that touched one of this optimizer's `.grad`."""
+        cells = np.ix_(events, self.columns)
+        changed = self.ledger.state[cells] & CHANGED
+        changing: np.ndarray = events[changed.any(axis=1)]
+        return changing
+
+    def changing(
+        self, kind: str, start: int = -1, stop: int | None = None
+    ) -> np.ndarray:
+        """Return the events of a kind, all or between two, that touched one of this optimizer's `.grad`."""
+        stop = len(self.events) if stop is None else stop
+        return self.changed_by(between(self.at(kind), start, stop))
+
+    def clip_ratio(self, event: int) -> float:
+        """Return by what factor an event has shortened these gradients; 1 where it did nothing."""
+        ledger = self.ledger
+        if event == 0:
+            return 1.0
+        changed = ledger.state[event, self.columns] & CHANGED > 0
+        columns = self.columns[changed]
+        before = ledger.grad[event - 1, columns].astype(float)
+        after = ledger.grad[event, columns].astype(float)
+        usable = np.isfinite(before) & np.isfinite(after) & (before > 0)
+        ratios = after[usable] / before[usable]
+        return float(ratios.min(initial=1.0))
+
+
 Search = Callable[[LedgerAnalysis], Iterator[Finding]]
 
 
 def for_each_optimizer(
-    search: Callable[[LedgerAnalysis, OptimizerHistory], Iterator[Finding]],
+    search: Callable[[OptimizerHistory], Iterator[Finding]],
 ) -> Search:
     """Search the history of each optimizer, whose number the findings get."""
 
     @wraps(search)
     def search_all(analysis: LedgerAnalysis) -> Iterator[Finding]:
         for optimizer in analysis.optimizers:
-            for finding in search(analysis, optimizer):
+            for finding in search(optimizer):
                 yield replace(finding, optimizer=optimizer.optimizer)
 
     return search_all

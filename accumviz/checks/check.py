@@ -269,7 +269,7 @@ def _reasons(analysis: LedgerAnalysis) -> Iterator[str]:
     if not analysis.optimizers:
         yield "no parameter that was recorded belongs to an optimizer that stepped"
     for optimizer in analysis.optimizers:
-        yield from _reasons_of(analysis, optimizer)
+        yield from _reasons_of(optimizer)
     last = {analysis.ranks[b]: b for b in analysis.at("backward").tolist()}
     for b in last.values():
         yield _raised(analysis, b)
@@ -281,24 +281,24 @@ def _raised(analysis: LedgerAnalysis, backward: int) -> str:
     return f"the last backward raised an error: {error}" if _is_error(error) else ""
 
 
-def _reasons_of(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> Iterator[str]:
+def _reasons_of(optimizer: OptimizerHistory) -> Iterator[str]:
     """Say what keeps an optimizer from being judged."""
     if optimizer.is_fed_by_hand:
         yield f"{optimizer.name} {_FED}"
-    yield _unread(analysis, optimizer)
+    yield _unread(optimizer)
     # A window holds backwards of several places of the weights, as a SAM's does.
-    moved = analysis.moved & ~analysis.closures
+    moved = optimizer.moved & ~optimizer.closures
     if any(moved[used[1:]].any() for used in optimizer.windows.values()):
         yield _MOVED
 
 
-def _unread(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> str:
+def _unread(optimizer: OptimizerHistory) -> str:
     """Say why it is not known what an optimizer's steps weighed, if it is not.
 
     Of the looks at a loss that a closure takes, the last counts.
     """
-    mine = analysis.shares.optimizer == optimizer.optimizer
-    shares = analysis.shares.take(mine & ~analysis.shares.erased)
+    mine = optimizer.shares.optimizer == optimizer.optimizer
+    shares = optimizer.shares.take(mine & ~optimizer.shares.erased)
     counts = ~shares.in_closure | shares.in_closure.all()
     unknown = shares.unknown[counts]
     if not unknown.any():
@@ -306,8 +306,8 @@ def _unread(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> str:
     said = "what the micro-batches weigh is not known"
     if not unknown.all():
         said = _how_many(unknown)
-    of = f" for {optimizer.name}" if len(analysis.optimizers) > 1 else ""
-    return f"{said}{of}: {_most_frequent(analysis, unknown)}"
+    of = f" for {optimizer.name}" if len(optimizer.optimizers) > 1 else ""
+    return f"{said}{of}: {_most_frequent(optimizer, unknown)}"
 
 
 def _how_many(unknown: np.ndarray) -> str:

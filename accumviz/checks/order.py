@@ -47,9 +47,7 @@ def _misplaced(
 
 
 @for_each_optimizer
-def clip_per_micro_batch(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
+def clip_per_micro_batch(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find a clip between the backwards of one window, which shortens what is there already."""
     every = {step: _clips_inside(optimizer, step) for step in optimizer.windows}
     clips = {step: inside for step, inside in every.items() if inside}
@@ -57,10 +55,10 @@ def clip_per_micro_batch(
         return
     step, inside = next(iter(clips.items()))
     window = optimizer.waiting(step)
-    rows = analysis.shares.of(step)
+    rows = optimizer.shares.of(step)
     mine = (rows.optimizer == optimizer.optimizer) & ~rows.erased
     yield _misplaced(
-        analysis,
+        optimizer,
         inside[0],
         step,
         window[0],
@@ -88,18 +86,16 @@ def _clips_inside(optimizer: OptimizerHistory, step: int) -> list[int]:
 
 
 @for_each_optimizer
-def clip_on_the_wrong_side(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
+def clip_on_the_wrong_side(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find a clip of gradients that the step has already read."""
-    every = analysis.at("clip").tolist()
-    clips = [clip for clip in every if _reads_too_late(analysis, clip) is optimizer]
+    every = optimizer.at("clip").tolist()
+    clips = [clip for clip in every if _reads_too_late(optimizer, clip) is optimizer]
     if not clips:
         return
     clip, step = clips[0], optimizer.previous_step(clips[0])
     before = optimizer.backwards[optimizer.backwards < step][-1:].tolist()
     yield _misplaced(
-        analysis,
+        optimizer,
         clip,
         step,
         *before,
@@ -128,21 +124,19 @@ def _reads_too_late(analysis: LedgerAnalysis, clip: int) -> OptimizerHistory | N
 # --- the scaler -------------------------------------------------------------------------------
 
 
-def _scaled(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> dict[int, float]:
+def _scaled(optimizer: OptimizerHistory) -> dict[int, float]:
     """Return the backwards whose loss the scaler had multiplied by something else than 1, and by what."""
-    scales = analysis.events.detail("amp_scale", 1.0)[optimizer.backwards].tolist()
+    scales = optimizer.events.detail("amp_scale", 1.0)[optimizer.backwards].tolist()
     pairs = zip(optimizer.backwards.tolist(), scales, strict=True)
     return {b: scale for b, scale in pairs if scale != 1}
 
 
 @for_each_optimizer
-def clip_scaled_grads(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
+def clip_scaled_grads(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find a clip of gradients that the scaler has not unscaled yet."""
-    scaled = _scaled(analysis, optimizer)
+    scaled = _scaled(optimizer)
     clips = optimizer.changing("clip").tolist() if scaled else []
-    early = [c for c in clips if _clips_scaled(analysis, optimizer, [*scaled], c)]
+    early = [c for c in clips if _clips_scaled(optimizer, [*scaled], c)]
     if not early:
         return
     clip = early[0]
@@ -152,14 +146,14 @@ def clip_scaled_grads(
     suggestion = ""
     # What is clipped more than once in a window cannot be unscaled each time.
     if step is not None and sum(c < step for c in early) == 1:
-        suggestion = _unscaled_above(analysis, clip, step)
-    yield analysis.finding(
+        suggestion = _unscaled_above(optimizer, clip, step)
+    yield optimizer.finding(
         "error",
         clip,
         step=step,
         evidence={
             "scale": scale,
-            "max_norm": analysis.ledger[clip].details.get("max_norm", "?"),
+            "max_norm": optimizer.ledger[clip].details.get("max_norm", "?"),
             "the clip multiplies by": optimizer.clip_ratio(clip),
         },
         cause=(
@@ -179,14 +173,12 @@ def _unscaled_above(analysis: LedgerAnalysis, clip: int, step: int) -> str:
     return analysis.code.added(analysis.ledger[clip], line)
 
 
-def _clips_scaled(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, scaled: list[int], clip: int
-) -> bool:
+def _clips_scaled(optimizer: OptimizerHistory, scaled: list[int], clip: int) -> bool:
     """Return whether a clip shortened gradients of this window that nothing had unscaled."""
     since = optimizer.previous_step(clip)
     inside = between(np.array(scaled), since, clip)
     # The limit may be as many times larger.
-    scaled_limit = "get_scale" in analysis.ledger[clip].source
+    scaled_limit = "get_scale" in optimizer.ledger[clip].source
     if not inside.size or scaled_limit or optimizer.clip_ratio(clip) >= 1 - SAME:
         return False
     unscales = optimizer.changing("unscale", since, clip)
@@ -196,11 +188,9 @@ def _clips_scaled(
 
 
 @for_each_optimizer
-def backward_after_unscale(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
+def backward_after_unscale(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find a scaled contribution added to a sum that is unscaled already."""
-    scaled = _scaled(analysis, optimizer)
+    scaled = _scaled(optimizer)
     late = []
     for step, window in optimizer.windows.items():
         # What an earlier step has unscaled and left is another mistake.
@@ -215,7 +205,7 @@ def backward_after_unscale(
     # An `update` that stands between two of them belongs to the step as well.
     several: dict[str, Any] = {"suggestion": ""} if len(inside) > 1 else {}
     yield _misplaced(
-        analysis,
+        optimizer,
         inside[0],
         step,
         b,
@@ -234,12 +224,10 @@ def backward_after_unscale(
 
 
 @for_each_optimizer
-def scaler_updated_between_steps(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
+def scaler_updated_between_steps(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find gradients that were scaled by one factor, and unscaled by another."""
-    scales = analysis.events.detail("amp_scale", 1.0)
-    scaled = _scaled(analysis, optimizer)
+    scales = optimizer.events.detail("amp_scale", 1.0)
+    scaled = _scaled(optimizer)
     changed = []
     for step, window in optimizer.windows.items():
         unscales = optimizer.changing("unscale", window[0], step)[:1].tolist()
@@ -251,7 +239,7 @@ def scaler_updated_between_steps(
     if not changed:
         return
     b, unscale, step = changed[0]
-    yield analysis.finding(
+    yield optimizer.finding(
         "error",
         unscale,
         step=step,
@@ -272,17 +260,15 @@ def scaler_updated_between_steps(
 
 
 @for_each_optimizer
-def scheduler_per_micro_batch(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
+def scheduler_per_micro_batch(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find a learning-rate scheduler that steps with each backward, where the optimizer steps with each window."""
-    schedules = _schedules(analysis, optimizer)
-    steps = _stepped_too_often(analysis, optimizer, schedules)
-    if not steps or _comes_to_nothing(analysis, schedules):
+    schedules = _schedules(optimizer)
+    steps = _stepped_too_often(optimizer, schedules)
+    if not steps or _comes_to_nothing(optimizer, schedules):
         return
     step, backward = steps[0], optimizer.windows[steps[0]][0]
     yield _misplaced(
-        analysis,
+        optimizer,
         int(schedules[schedules > backward][0]),
         step,
         backward,
@@ -291,7 +277,7 @@ def scheduler_per_micro_batch(
             "scheduler steps": schedules.size,
             "optimizer steps": optimizer.steps.size,
             "backwards": optimizer.backwards.size,
-            "learning rates": _rates(analysis, schedules)[:8],
+            "learning rates": _rates(optimizer, schedules)[:8],
         },
         cause=(
             f"The scheduler steps with every micro-batch, {schedules.size} times for {optimizer.steps.size} "
@@ -304,8 +290,8 @@ def scheduler_per_micro_batch(
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what has to be meant for a healthy loop to be so: a schedule that was made for as many micro-batches."""
     for optimizer in analysis.optimizers:
-        schedules = _schedules(analysis, optimizer)
-        too_often = _stepped_too_often(analysis, optimizer, schedules)
+        schedules = _schedules(optimizer)
+        too_often = _stepped_too_often(optimizer, schedules)
         if too_often and _comes_to_nothing(analysis, schedules):
             yield "a schedule of the micro-batches is meant"
         # Steps of a scheduler since the last of which the scaler skipped all steps.
@@ -318,23 +304,21 @@ def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
             yield f"a schedule that moves on with {idle} steps that the scaler skipped is meant"
 
 
-def _schedules(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> np.ndarray:
+def _schedules(optimizer: OptimizerHistory) -> np.ndarray:
     """Return the steps of an optimizer's scheduler."""
-    every = analysis.at("schedule")
-    index = analysis.events.detail("optimizer_index", 0)[every]
+    every = optimizer.at("schedule")
+    index = optimizer.events.detail("optimizer_index", 0)[every]
     mine: np.ndarray = every[index == optimizer.optimizer]
     return mine
 
 
-def _stepped_too_often(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, schedules: np.ndarray
-) -> list[int]:
+def _stepped_too_often(optimizer: OptimizerHistory, schedules: np.ndarray) -> list[int]:
     """Return the steps of most windows, where a scheduler steps between any two of their backwards; else none."""
     windows = {s: used for s, used in optimizer.windows.items() if len(used) > 1}
     steps = [s for s, used in windows.items() if _is_between_all(schedules, used)]
     if not schedules.size or 2 * len(steps) <= len(windows):
         return []
-    return [] if _is_given_its_place(analysis.ledger[int(schedules[0])]) else steps
+    return [] if _is_given_its_place(optimizer.ledger[int(schedules[0])]) else steps
 
 
 def _is_between_all(schedules: np.ndarray, window: list[int]) -> bool:

@@ -64,13 +64,11 @@ def parameter_outside_or_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
 
 
 @for_each_optimizer
-def _nothing_to_step_on(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
+def _nothing_to_step_on(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find steps without any gradient, where backwards only reach what no optimizer has."""
-    ledger = analysis.ledger
-    reached = np.any(analysis.contributed, axis=1)
-    every = analysis.at("backward")
+    ledger = optimizer.ledger
+    reached = np.any(optimizer.contributed, axis=1)
+    every = optimizer.at("backward")
     in_vain = {}
     for step in optimizer.steps.tolist():
         since = between(every, optimizer.previous_step(step), step)
@@ -80,7 +78,7 @@ def _nothing_to_step_on(
     if len(in_vain) < _AGAIN or ledger.meta.get("steps_elsewhere"):
         return
     step, backward = next(iter(in_vain.items()))
-    yield analysis.finding(
+    yield optimizer.finding(
         "error",
         backward,
         step=step,
@@ -123,18 +121,18 @@ def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
         names = _named(analysis, thrown_away)
         yield f"no optimizer is meant to apply the gradients of {names}"
     for optimizer in analysis.optimizers:
-        yield _unreached(analysis, optimizer)
+        yield _unreached(optimizer)
         if optimizer.steps.size >= _AGAIN and not optimizer.windows:
             yield f"{optimizer.name} is meant to step {optimizer.steps.size} times without a gradient"
     pairs = permutations(analysis.optimizers, 2)
-    shared = [_shared_loss(analysis, one, other) for one, other in pairs]
+    shared = [_shared_loss(one, other) for one, other in pairs]
     yield max(shared, default="", key=bool)
 
 
-def _unreached(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> str:
+def _unreached(optimizer: OptimizerHistory) -> str:
     """Name an optimizer's parameters that no backward reaches, beside others; empty where there are none."""
-    parameters = analysis.ledger.parameters
-    happened = analysis.ledger.state & (CONTRIBUTED | PRESENT | CHANGED)
+    parameters = optimizer.ledger.parameters
+    happened = optimizer.ledger.state & (CONTRIBUTED | PRESENT | CHANGED)
     touched = np.any(happened, axis=0)
     # What FSDP has not scattered yet is elsewhere.
     elsewhere = {parameters[p].unsharded_of for p in np.flatnonzero(touched).tolist()}
@@ -148,25 +146,23 @@ def _unreached(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> str:
     is_seen &= elsewhere.isdisjoint(parameters[p].name for p in idle)
     if not idle or not is_seen or len(optimizer.windows) < _AGAIN:
         return ""
-    names = _named(analysis, idle)
+    names = _named(optimizer, idle)
     return f"no loss is meant to reach {names}, which {optimizer.name} has"
 
 
-def _shared_loss(
-    analysis: LedgerAnalysis, one: OptimizerHistory, other: OptimizerHistory
-) -> str:
+def _shared_loss(one: OptimizerHistory, other: OptimizerHistory) -> str:
     """Name losses that two optimizers learn from, where one has several: opponents, or parts of one model.
 
     Empty where there is none.
     """
-    its = analysis.sites[one.read]
-    theirs = np.unique(analysis.sites[other.read])
+    its = one.sites[one.read]
+    theirs = np.unique(one.sites[other.read])
     # All that the other one learns from, of several.
     shared = theirs.size and np.unique(its).size > 1 and np.isin(theirs, its).all()
-    if not shared or not _are_apart(analysis, one, other):
+    if not shared or not _are_apart(one, other):
         return ""
     backwards = one.read[np.isin(its, theirs)].tolist()
-    labels = dict.fromkeys(analysis.ledger[b].label or "a loss" for b in backwards)
+    labels = dict.fromkeys(one.ledger[b].label or "a loss" for b in backwards)
     meant = "is" if len(labels) == 1 else "are each"
     learned = f"{' and '.join(labels)} {meant} meant to train"
     return f"{learned} what {one.name} has, as well as what {other.name} has"
@@ -176,21 +172,19 @@ def _shared_loss(
 
 
 @for_each_optimizer
-def gan_gradient_leak(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
+def gan_gradient_leak(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find a loss of one network that another network's step consumes as well."""
-    leaks = list(_all_leaks(analysis, optimizer))
+    leaks = list(_all_leaks(optimizer))
     if not leaks:
         return
     b, early, late = min(leaks)
-    at = analysis.ledger[b]
+    at = optimizer.ledger[b]
     leaked = {leak[0] for leak in leaks}
     window = optimizer.windows[late]
     alone = [backward for backward in window if backward not in leaked]
-    if alone and analysis.ledger[alone[0]].line == at.line:
-        at = calling_line(at, analysis.ledger[alone[0]])
-    yield analysis.finding(
+    if alone and optimizer.ledger[alone[0]].line == at.line:
+        at = calling_line(at, optimizer.ledger[alone[0]])
+    yield optimizer.finding(
         "error",
         b,
         step=late,
@@ -204,47 +198,43 @@ def gan_gradient_leak(
             f"{at.label or 'The loss'} also reached the parameters of {optimizer.name}, and its contribution "
             "was still there when that one stepped for a loss of its own."
         ),
-        suggestion=_zeroed_first(analysis, early, late, alone, window),
+        suggestion=_zeroed_first(optimizer, early, late, alone, window),
         times=len(leaked),
         at=at,
     )
 
 
-def _all_leaks(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[tuple[int, int, int]]:
+def _all_leaks(optimizer: OptimizerHistory) -> Iterator[tuple[int, int, int]]:
     """Return each backward that leaks from another optimizer's loss, where this one has several, and both steps."""
-    if np.unique(analysis.sites[optimizer.backwards]).size < 2:
+    if np.unique(optimizer.sites[optimizer.backwards]).size < 2:
         return
-    for other in analysis.optimizers:
-        if _are_apart(analysis, optimizer, other):
-            yield from _read_later(analysis, optimizer, other)
-            yield from _read_together(analysis, optimizer, other)
+    for other in optimizer.optimizers:
+        if _are_apart(optimizer, other):
+            yield from _read_later(optimizer, other)
+            yield from _read_together(optimizer, other)
 
 
-def _are_apart(
-    analysis: LedgerAnalysis, one: OptimizerHistory, other: OptimizerHistory
-) -> bool:
+def _are_apart(one: OptimizerHistory, other: OptimizerHistory) -> bool:
     """Return whether two optimizers of one rank have networks of their own: no parameter or layer in common."""
     apart = set(one.columns).isdisjoint(other.columns)
-    layers = _layers(analysis, one) & _layers(analysis, other)
+    layers = _layers(one) & _layers(other)
     return one.rank == other.rank and apart and not layers
 
 
-def _layers(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> set[str]:
+def _layers(optimizer: OptimizerHistory) -> set[str]:
     """Return the names of the layers that an optimizer has parameters of."""
-    names = [analysis.ledger.parameters[p].name for p in optimizer.columns.tolist()]
+    names = [optimizer.ledger.parameters[p].name for p in optimizer.columns.tolist()]
     return {name.rpartition(".")[0] for name in names if "." in name}
 
 
 def _read_later(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, other: OptimizerHistory
+    optimizer: OptimizerHistory, other: OptimizerHistory
 ) -> Iterator[tuple[int, int, int]]:
     """Return each backward that this optimizer's step read when the other one had stepped on it, and both steps.
 
     Between them, this optimizer has a loss of its own. Steps at different paces share one loss: that leaks nothing.
     """
-    sites = analysis.sites
+    sites = optimizer.sites
     shared = set(sites[list(other.first_step_of)].tolist())
     same_pace = abs(optimizer.steps.size - other.steps.size) <= 1
     for b, late in optimizer.first_step_of.items():
@@ -256,20 +246,20 @@ def _read_later(
 
 
 def _read_together(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, other: OptimizerHistory
+    optimizer: OptimizerHistory, other: OptimizerHistory
 ) -> Iterator[tuple[int, int, int]]:
     """Return what both optimizers read of one loss where it trains one of them only, and both steps.
 
     The loop erases this one's loss for the other one, and not the other's for this one.
     """
-    reached = analysis.contributed[:, other.columns].any(axis=1)
-    erased = reached & ~analysis.used[:, other.columns].any(axis=1)
+    reached = optimizer.contributed[:, other.columns].any(axis=1)
+    erased = reached & ~optimizer.used[:, other.columns].any(axis=1)
     for step, window in optimizer.windows.items():
         kept = [b for b in window if erased[b]]
         after = [b for b in window if kept and b > kept[0]]
         for b in after:
             shared = b in other.first_step_of
-            if shared and analysis.sites[b] not in analysis.sites[kept]:
+            if shared and optimizer.sites[b] not in optimizer.sites[kept]:
                 yield b, other.first_step_of[b], step
 
 

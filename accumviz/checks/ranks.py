@@ -20,7 +20,7 @@ from accumviz.checks.analysis import (
     is_close,
 )
 from accumviz.checks.report import Finding
-from accumviz.ledger.events import CHANGED, PRESENT
+from accumviz.ledger.events import PRESENT
 from accumviz.ledger.flow import number, scatters
 
 # What several ranks have, and the norm of a clip, are rounded more than what one rank has.
@@ -30,23 +30,21 @@ _SAME_WEIGHT, _SAME_NORM = 1e-2, 1e-4
 
 
 @for_each_optimizer
-def no_sync_excludes_forward(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
+def no_sync_excludes_forward(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find a `no_sync` around the backward alone, which synchronises all the same."""
-    no_sync = analysis.events.detail("no_sync", None)
-    armed = analysis.events.detail("armed", None)
+    no_sync = optimizer.events.detail("no_sync", None)
+    armed = optimizer.events.detail("armed", None)
     quiet = [b for b in optimizer.backwards.tolist() if no_sync[b] is True]
     synced = [b for b in quiet if armed[b] is True]
     if not synced:
         return
-    yield analysis.finding(
+    yield optimizer.finding(
         "warning",
         synced[0],
         evidence={
             "backwards in no_sync": len(quiet),
             "of which synchronised": len(synced),
-            "line of the forward": analysis.detail(synced[0], "armed_line") or 0,
+            "line of the forward": optimizer.detail(synced[0], "armed_line") or 0,
         },
         cause=(
             "A forward outside `no_sync` armed the all-reduce, and this backward is synchronised in `no_sync`: "
@@ -57,34 +55,32 @@ def no_sync_excludes_forward(
 
 
 @for_each_optimizer
-def ddp_unsynced_step(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
+def ddp_unsynced_step(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find a step that reads what its rank has shared with no other."""
-    if not _is_replicated(analysis, optimizer):
+    if not _is_replicated(optimizer):
         return
-    unsynced, averaged = _unsynced(analysis, optimizer)
+    unsynced, averaged = _unsynced(optimizer)
     # A loop that never shares gradients, and never meant to, averages weights (LocalSGD).
     wrong = {
         step: late
         for step, late in unsynced.items()
-        if averaged or _was_meant(analysis, late[-1])
+        if averaged or _was_meant(optimizer, late[-1])
     }
     if not wrong:
         return
     step, late = next(iter(wrong.items()))
     b = late[-1]
-    yield analysis.finding(
+    yield optimizer.finding(
         "error",
         b,
         step=step,
         evidence={
             "backwards not averaged": late,
-            "armed by its forward": bool(analysis.detail(b, "armed")),
-            "flag at its backward": not analysis.detail(b, "no_sync"),
-            "line of the forward": analysis.detail(b, "armed_line") or 0,
+            "armed by its forward": bool(optimizer.detail(b, "armed")),
+            "flag at its backward": not optimizer.detail(b, "no_sync"),
+            "line of the forward": optimizer.detail(b, "armed_line") or 0,
         },
-        cause=f"The step reads gradients that were not averaged over the ranks: {_why_unsynced(analysis, b)}",
+        cause=f"The step reads gradients that were not averaged over the ranks: {_why_unsynced(optimizer, b)}",
         times=len(wrong),
     )
 
@@ -111,33 +107,19 @@ def _was_meant(analysis: LedgerAnalysis, backward: int) -> bool:
     return analysis.detail(backward, "no_sync") is False and (seen or not armed)
 
 
-def _unsynced(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> tuple[dict[int, list[int]], int]:
-    """Return the steps that read what came after the last average, with that, and how many read averages.
-
-    Parameters that are never averaged do not count, unless that is all of them.
-    """
-    syncs = optimizer.changing("sync")
-    changed = analysis.ledger.state[np.ix_(syncs, optimizer.columns)] & CHANGED > 0
-    ever = changed.any(axis=0) if syncs.size else np.ones(optimizer.columns.size, bool)
-    columns = optimizer.columns[ever]
-    averages = np.where(changed[:, ever], syncs[:, None], -1)
-    none = np.full((1, columns.size), -1)
-    last = np.maximum.accumulate(np.concatenate([none, averages]))
-    armed = analysis.events.detail("armed", None)
+def _unsynced(optimizer: OptimizerHistory) -> tuple[dict[int, list[int]], int]:
+    """Return the steps that read what came after the last average, with that, and how many read averages."""
+    armed = optimizer.events.detail("armed", None)
     unsynced = {}
     averaged = 0
-    for step, window in optimizer.windows.items():
-        until = last[syncs.searchsorted(step)]
-        backwards = np.array(window)
-        reached = analysis.contributed[np.ix_(backwards, columns)]
-        after = reached & (backwards[:, None] > until)
-        late = backwards[after.any(axis=1)].tolist()
+    for step in optimizer.windows:
+        rows = optimizer.shares.of(step)
+        read = ~rows.erased & (rows.optimizer == optimizer.optimizer)
+        late = rows.backward[read & (rows.averaged == 1) & ~rows.lost_sight]
         # Averaged too early, within the very window, is averaging that was meant.
-        averaged += not late or until.max(initial=-1) > window[0]
-        if late and armed[late[-1]] is not None:
-            unsynced[step] = late
+        averaged += bool((rows.averaged[read] < 1).any())
+        if late.size and armed[late[-1]] is not None:
+            unsynced[step] = np.unique(late).tolist()
     return unsynced, averaged
 
 
@@ -223,19 +205,17 @@ def summarise(analysis: LedgerAnalysis, rank: int | None = None) -> RankSummary:
         its_rank = optimizer.rank if rank is None else rank
         place = count[its_rank]
         count[its_rank] += 1
-        if _is_replicated(analysis, optimizer):
-            norms[place].append(_norms_of_steps(analysis, optimizer))
+        if _is_replicated(optimizer):
+            norms[place].append(_norms_of_steps(optimizer))
             if _has_finished(analysis, its_rank):
                 steps[place].add(optimizer.steps.size)
     return RankSummary(list(_windows(analysis, rank)), steps, norms)
 
 
-def _norms_of_steps(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> list[float]:
+def _norms_of_steps(optimizer: OptimizerHistory) -> list[float]:
     if _shares_nothing(optimizer):
         return []
-    grads = analysis.ledger.grad[np.ix_(optimizer.steps, optimizer.columns)]
+    grads = optimizer.ledger.grad[np.ix_(optimizer.steps, optimizer.columns)]
     norms: list[float] = np.linalg.norm(grads.astype(float), axis=1).tolist()
     return norms
 
@@ -248,10 +228,10 @@ def _has_finished(analysis: LedgerAnalysis, rank: int | None) -> bool:
     return analysis.ledger.complete and ended in (None, "closed", "exit")
 
 
-def _is_replicated(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> bool:
+def _is_replicated(optimizer: OptimizerHistory) -> bool:
     """Return whether an optimizer's backwards run under DDP, with other ranks."""
-    armed = analysis.events.detail("armed", None)[optimizer.backwards].tolist()
-    return analysis.ledger.meta.get("ranks") != 1 and armed.count(None) < len(armed)
+    armed = optimizer.events.detail("armed", None)[optimizer.backwards].tolist()
+    return optimizer.ledger.meta.get("ranks") != 1 and armed.count(None) < len(armed)
 
 
 def _windows(analysis: LedgerAnalysis, rank: int | None) -> Iterator[RankWindow]:
@@ -340,7 +320,7 @@ def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     for optimizer in analysis.optimizers:
         clips = optimizer.changing("clip").tolist()
         if sharded:
-            if any(_is_local(analysis, optimizer, clip) for clip in clips):
+            if any(_is_local(optimizer, clip) for clip in clips):
                 yield "a clip by the norm of one rank's shards alone is meant"
         elif _shares_nothing(optimizer):
             yield "ranks that share no gradients are meant"
@@ -353,11 +333,11 @@ def _shares_nothing(optimizer: OptimizerHistory) -> bool:
     return in_vain and len(optimizer.windows) > 1
 
 
-def _is_local(analysis: LedgerAnalysis, optimizer: OptimizerHistory, clip: int) -> bool:
+def _is_local(optimizer: OptimizerHistory, clip: int) -> bool:
     """Return whether a clip that shortened gradients took the norm of what this rank holds for the whole."""
-    total = number(analysis.detail(clip, "total_norm"))
-    mine = np.array([p.rank == optimizer.rank for p in analysis.ledger.parameters])
-    norms = analysis.ledger.grad[clip - 1, mine].astype(float)
+    total = number(optimizer.detail(clip, "total_norm"))
+    mine = np.array([p.rank == optimizer.rank for p in optimizer.ledger.parameters])
+    norms = optimizer.ledger.grad[clip - 1, mine].astype(float)
     norm = float(np.linalg.norm(norms[np.isfinite(norms)]))
     local = math.isclose(total, norm, rel_tol=_SAME_NORM)
     return local and optimizer.clip_ratio(clip) < 1

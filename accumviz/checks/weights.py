@@ -495,9 +495,9 @@ class _StepSum(NamedTuple):
         return sum(share.total / share.by_hand[-1] for share in self.shares)
 
 
-def _sums(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> list[_StepSum]:
+def _sums(optimizer: OptimizerHistory) -> list[_StepSum]:
     """Return the sums of an optimizer's steps, where all shares of all of them are known."""
-    plain = _plain_sums(analysis, optimizer)
+    plain = _plain_sums(optimizer)
     sums = []
     for step in optimizer.windows:
         shares = optimizer.shares_of(step)
@@ -508,10 +508,10 @@ def _sums(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> list[_StepSu
     return sums
 
 
-def _plain_sums(analysis: LedgerAnalysis, optimizer: OptimizerHistory) -> set[int]:
+def _plain_sums(optimizer: OptimizerHistory) -> set[int]:
     """Return the losses that are sums, with one factor for all steps: more elements are more."""
     plain = set()
-    for (index, objective), every in analysis.objectives.items():
+    for (index, objective), every in optimizer.objectives.items():
         summed = index == optimizer.optimizer and not every[0].mean
         if summed and are_close(_factors(every)):
             plain.add(objective)
@@ -543,16 +543,14 @@ def _differ(sums: list[_StepSum]) -> bool:
 
 
 @for_each_optimizer
-def sums_differ(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
+def sums_differ(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find windows whose shares add up to different sums, and not by a weight that follows a schedule."""
-    sums = _sums(analysis, optimizer)[analysis.begins_inside :]
-    if not _are_wrong(analysis, sums):
+    sums = _sums(optimizer)[optimizer.begins_inside :]
+    if not _are_wrong(optimizer, sums):
         return
     largest = max(sums, key=lambda window: window.total)
     low = min(_totals(sums))
-    yield analysis.finding_of(
+    yield optimizer.finding_of(
         "warning",
         largest.shares[0],
         evidence={
@@ -600,7 +598,7 @@ def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     # The sums of several ranks may be whole together.
     of_ranks = number(analysis.ledger.meta.get("ranks")) > 1
     for optimizer in analysis.optimizers:
-        sums = _sums(analysis, optimizer)
+        sums = _sums(optimizer)
         means = all(share.mean for share in _shares(sums))
         if _differ(sums) and (means or not of_ranks):
             totals = _totals(sums)

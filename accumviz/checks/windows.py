@@ -33,11 +33,9 @@ class Loss(NamedTuple):
 
 
 @for_each_optimizer
-def zero_grad_inside_window(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
+def zero_grad_inside_window(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find contributions of one window that are erased, again and again, before its step."""
-    inside, _ = _lost_before_steps(analysis, optimizer)
+    inside, _ = _lost_before_steps(optimizer)
     steps = {loss.step for loss in inside}
     if len(inside) < 2 or 2 * len(steps) < len(optimizer.windows):
         return
@@ -45,7 +43,6 @@ def zero_grad_inside_window(
     lost = [loss.backward for loss in inside if loss.step == first.step]
     kept = optimizer.windows[first.step]
     yield _zeroed_too_early(
-        analysis,
         optimizer,
         first,
         kept[-1],
@@ -63,18 +60,15 @@ def zero_grad_inside_window(
 
 
 @for_each_optimizer
-def zero_before_step(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
+def zero_before_step(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find a step that reads nothing, because what came before it was zeroed."""
     idle = [step for step in optimizer.steps.tolist() if step not in optimizer.windows]
-    every = [_lost_for_all(analysis, optimizer, step) for step in idle]
+    every = [_lost_for_all(optimizer, step) for step in idle]
     vain = [losses for losses in every if losses]
     if not vain:
         return
     losses = vain[0]
     yield _zeroed_too_early(
-        analysis,
         optimizer,
         losses[0]._replace(eraser=losses[-1].eraser),
         losses[-1].backward,
@@ -88,7 +82,6 @@ def zero_before_step(
 
 
 def _zeroed_too_early(
-    analysis: LedgerAnalysis,
     optimizer: OptimizerHistory,
     loss: Loss,
     other: int,
@@ -98,16 +91,16 @@ def _zeroed_too_early(
 
     The suggestion is to zero after the step, and not where it is done now.
     """
-    step = analysis.ledger[loss.step]
-    others = [analysis.ledger[event] for event in (loss.backward, other)]
-    zero = calling_line(analysis.ledger[loss.eraser], step, *others)
+    step = optimizer.ledger[loss.step]
+    others = [optimizer.ledger[event] for event in (loss.backward, other)]
+    zero = calling_line(optimizer.ledger[loss.eraser], step, *others)
     line = calling_line(step, zero)
     eraser = np.array([loss.eraser])
-    touched = [each for each in analysis.optimizers if each.changed_by(eraser).size]
+    touched = [each for each in optimizer.optimizers if each.changed_by(eraser).size]
     suggestion = ""
     if len(touched) == 1 and line.file == zero.file and line.line != zero.line:
-        suggestion = _zeroed_below(analysis, optimizer, line, loss.backward, zero)
-    return analysis.finding(
+        suggestion = _zeroed_below(optimizer, line, loss.backward, zero)
+    return optimizer.finding(
         "error",
         loss.eraser,
         step=loss.step,
@@ -118,62 +111,49 @@ def _zeroed_too_early(
 
 
 def _zeroed_below(
-    analysis: LedgerAnalysis,
     optimizer: OptimizerHistory,
     step: Event,
     backward: int,
     zero: Event | None = None,
 ) -> str:
     """Suggest to zero below a step, where one line takes all steps."""
-    if np.unique(analysis.events.column("line")[optimizer.steps]).size > 1:
+    if np.unique(optimizer.events.column("line")[optimizer.steps]).size > 1:
         return ""
-    return analysis.code.zeroed_below(step, analysis.ledger[backward], zero)
+    return optimizer.code.zeroed_below(step, optimizer.ledger[backward], zero)
 
 
-def _erased_before(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, step: int
-) -> list[Loss]:
+def _erased_before(optimizer: OptimizerHistory, step: int) -> list[Loss]:
     """Return the backwards that were zeroed before a step could read them."""
     shares = optimizer.of_step(step)
-    lost = {b for share in shares for b in share.erased if analysis.finite(b)}
+    lost = {b for share in shares for b in share.erased if optimizer.finite(b)}
     # Where a hand has put something into `.grad`, what is there is not known.
-    if not lost or analysis.shares.of(step).lost_sight.any():
+    if not lost or optimizer.shares.of(step).lost_sight.any():
         return []
     losses = []
     for b in sorted(lost):
-        eraser = int(analysis.erased[b, optimizer.columns].max())
+        eraser = int(optimizer.erased[b, optimizer.columns].max())
         # What FSDP has scattered waits elsewhere.
-        if analysis.ledger[eraser].kind in ("zero_grad", "edit") and eraser < step:
+        if optimizer.ledger[eraser].kind in ("zero_grad", "edit") and eraser < step:
             losses.append(Loss(b, eraser, step))
     return losses
 
 
-def _is_used_elsewhere(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, backward: int
-) -> bool:
+def _is_used_elsewhere(optimizer: OptimizerHistory, backward: int) -> bool:
     """Return whether another optimizer used what a backward added, or may still."""
-    others = [each for each in analysis.optimizers if each is not optimizer]
-    return any(analysis.used[backward, other.columns].any() for other in others)
+    others = [each for each in optimizer.optimizers if each is not optimizer]
+    return any(optimizer.used[backward, other.columns].any() for other in others)
 
 
-def _lost_for_all(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, step: int
-) -> list[Loss]:
+def _lost_for_all(optimizer: OptimizerHistory, step: int) -> list[Loss]:
     """Return what was erased before a step, and used by no other optimizer."""
-    losses = _erased_before(analysis, optimizer, step)
+    losses = _erased_before(optimizer, step)
     # What another optimizer used may be kept from this one for a while, but not for ever.
     if not optimizer.windows:
         return losses
-    return [
-        loss
-        for loss in losses
-        if not _is_used_elsewhere(analysis, optimizer, loss.backward)
-    ]
+    return [loss for loss in losses if not _is_used_elsewhere(optimizer, loss.backward)]
 
 
-def _lost_before_steps(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> tuple[list[Loss], list[Loss]]:
+def _lost_before_steps(optimizer: OptimizerHistory) -> tuple[list[Loss], list[Loss]]:
     """Return what was erased before a step that consumed others of its loss: inside its window, and as a tail.
 
     Nothing is missing in a window that is whole without it; and in SAM a backward only says where to move the weights.
@@ -181,35 +161,33 @@ def _lost_before_steps(
     inside: list[Loss] = []
     tails: list[Loss] = []
     for step, kept in optimizer.windows.items():
-        if analysis.moved[kept].any():
+        if optimizer.moved[kept].any():
             continue
         # The last closure of a window runs inside the step, the others before it.
-        closure = analysis.closures[kept[-1]]
-        places = analysis.events.column("line") if closure else analysis.sites
-        losses = _erased_before(analysis, optimizer, step)
+        closure = optimizer.closures[kept[-1]]
+        places = optimizer.events.column("line") if closure else optimizer.sites
+        losses = _erased_before(optimizer, step)
         alike = [loss for loss in losses if places[loss.backward] in places[kept]]
-        epoch = analysis.epoch(kept[-1], optimizer.rank)
+        epoch = optimizer.epoch(kept[-1], optimizer.rank)
         whole = len(kept) > 1 and _is_whole(optimizer, step)
         for loss in alike:
-            if analysis.epoch(loss.backward, optimizer.rank) != epoch:
+            if optimizer.epoch(loss.backward, optimizer.rank) != epoch:
                 tails.append(loss)
-            elif not whole and not _in_turns(analysis, optimizer, loss, kept[-1]):
+            elif not whole and not _in_turns(optimizer, loss, kept[-1]):
                 inside.append(loss)
     return inside, tails
 
 
-def _in_turns(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, loss: Loss, kept: int
-) -> bool:
+def _in_turns(optimizer: OptimizerHistory, loss: Loss, kept: int) -> bool:
     """Return whether another optimizer used what was erased here, and not with what this one used.
 
     Two networks that are trained in turns on one loss lose it on purpose; no window is meant for one of them only.
     """
-    for other in analysis.optimizers:
+    for other in optimizer.optimizers:
         step = other.first_step_of.get(loss.backward)
         if step is not None and step == other.first_step_of.get(kept):
             return False
-    return _is_used_elsewhere(analysis, optimizer, loss.backward)
+    return _is_used_elsewhere(optimizer, loss.backward)
 
 
 def _is_whole(optimizer: OptimizerHistory, step: int) -> bool:
@@ -223,7 +201,7 @@ def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     lost: set[int] = set()
     for optimizer in analysis.optimizers:
         for step, kept in optimizer.windows.items():
-            losses = _lost_for_all(analysis, optimizer, step)
+            losses = _lost_for_all(optimizer, step)
             # SAM erases what has said where to move the weights, and brings as much there.
             moved = analysis.moved[kept[0]] and not analysis.closures[kept[0]]
             if not moved or len(losses) > len(kept):
@@ -237,22 +215,20 @@ def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
 
 
 @for_each_optimizer
-def tail_dropped(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
+def tail_dropped(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find micro-batches at the end of a loader that no step ever consumed."""
     if optimizer.usual < 2 or not optimizer.steps.size:
         return
     dropped = [
-        *_thrown_away(analysis, optimizer),
-        _left_at_the_end(analysis, optimizer),
+        *_thrown_away(optimizer),
+        _left_at_the_end(optimizer),
     ]
     dropped = [lost for lost in dropped if lost]
     if not dropped:
         return
     lost = dropped[0]
-    source = "loader" if analysis.epochs else "loop"
-    yield analysis.finding(
+    source = "loader" if optimizer.epochs else "loop"
+    yield optimizer.finding(
         "warning",
         lost[0],
         evidence={
@@ -269,36 +245,32 @@ def tail_dropped(
     )
 
 
-def _thrown_away(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> list[list[int]]:
+def _thrown_away(optimizer: OptimizerHistory) -> list[list[int]]:
     """Return the backwards that were zeroed at each epoch's end, where they are fewer than a window's."""
     # Without a loader to ask, what is thrown away now and then may be so on purpose.
-    if not analysis.epochs:
+    if not optimizer.epochs:
         return []
-    _, tails = _lost_before_steps(analysis, optimizer)
+    _, tails = _lost_before_steps(optimizer)
     groups: dict[int, list[int]] = {}
     for loss in tails:
-        if analysis.ended(loss.backward, optimizer.rank):
+        if optimizer.ended(loss.backward, optimizer.rank):
             groups.setdefault(loss.eraser, []).append(loss.backward)
     return [lost for lost in groups.values() if len(lost) < optimizer.usual]
 
 
-def _left_at_the_end(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> list[int]:
+def _left_at_the_end(optimizer: OptimizerHistory) -> list[int]:
     """Return the backwards that are live when everything is over, where a loader or the script has ended."""
-    sites = set(analysis.sites[optimizer.read].tolist())
+    sites = set(optimizer.sites[optimizer.read].tolist())
     last = optimizer.read_step.max(initial=-1)
     late = optimizer.backwards[optimizer.backwards > last]
-    gone = (analysis.erased[np.ix_(late, optimizer.columns)] >= 0).any(axis=1)
-    gone |= analysis.ledger.outcomes.steps[late].any(axis=1)
+    gone = (optimizer.erased[np.ix_(late, optimizer.columns)] >= 0).any(axis=1)
+    gone |= optimizer.ledger.outcomes.steps[late].any(axis=1)
     live = late[~gone].tolist()
-    unused = [b for b in live if analysis.sites[b] in sites and analysis.finite(b)]
+    unused = [b for b in live if optimizer.sites[b] in sites and optimizer.finite(b)]
     if not unused or (optimizer.skipped > unused[-1]).any():
         return []
-    at_end = analysis.ended(unused[-1], optimizer.rank)
-    by_itself = analysis.ledger.meta.get("ended") == "exit"
+    at_end = optimizer.ended(unused[-1], optimizer.rank)
+    by_itself = optimizer.ledger.meta.get("ended") == "exit"
     return unused if at_end or by_itself else []
 
 
@@ -324,11 +296,10 @@ def gradient_applied_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
             new = np.min(first, axis=0)[optimizer.read] == optimizer.read_step
             again &= ~np.isin(optimizer.read_step, optimizer.read_step[new])
         if again.any():
-            yield _second_step(analysis, optimizer, other, again)
+            yield _second_step(optimizer, other, again)
 
 
 def _second_step(
-    analysis: LedgerAnalysis,
     optimizer: OptimizerHistory,
     other: OptimizerHistory,
     again: np.ndarray,
@@ -337,7 +308,7 @@ def _second_step(
     backward, step = int(optimizer.read[again][0]), int(steps[0])
     before = other.first_step_of[backward]
     shared = np.intersect1d(optimizer.columns, other.columns)
-    twice = shared[analysis.contributed[backward, shared]].tolist()
+    twice = shared[optimizer.contributed[backward, shared]].tolist()
     severity, suggestion = "error", ""
     cause = (
         f"{other.name} has applied the gradient of backward {backward} already, and no backward of its own came since: "
@@ -349,16 +320,16 @@ def _second_step(
             f"{other.name} and {optimizer.name} have parameters in common, and both apply the gradient of backward "
             f"{backward} to them: they are moved twice. Give each parameter to one optimizer, or zero in between."
         )
-    elif analysis.sites[before] != analysis.sites[step]:
-        suggestion = analysis.code.removed(analysis.ledger[step])
-    return analysis.finding(
+    elif optimizer.sites[before] != optimizer.sites[step]:
+        suggestion = optimizer.code.removed(optimizer.ledger[step])
+    return optimizer.finding(
         severity,
         step,
         step=step,
         evidence={
             "backward": backward,
             "applied by the steps at events": [before, step],
-            "parameters": [analysis.ledger.parameters[p].name for p in twice[:4]],
+            "parameters": [optimizer.ledger.parameters[p].name for p in twice[:4]],
         },
         cause=cause,
         suggestion=suggestion,
@@ -368,24 +339,20 @@ def _second_step(
 
 
 @for_each_optimizer
-def missing_zero_grad(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> Iterator[Finding]:
+def missing_zero_grad(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find contributions that several steps of one optimizer consumed, or a closure that adds its evaluations up."""
-    evaluated = _evaluated_in_vain(analysis, optimizer)
+    evaluated = _evaluated_in_vain(optimizer)
     again = optimizer.first_use[optimizer.read] < optimizer.read_step
     if evaluated:
-        yield _unzeroed_closure(analysis, evaluated)
+        yield _unzeroed_closure(optimizer, evaluated)
     elif again.any():
         twice = np.unique(optimizer.read[again]).tolist()
-        yield _read_again(analysis, optimizer, twice)
+        yield _read_again(optimizer, twice)
 
 
-def _evaluated_in_vain(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory
-) -> dict[int, list[int]]:
+def _evaluated_in_vain(optimizer: OptimizerHistory) -> dict[int, list[int]]:
     """Return the steps whose closure moved the weights and added to what it had brought before, and its backwards."""
-    again = analysis.moved & analysis.closures
+    again = optimizer.moved & optimizer.closures
     evaluated = {}
     for step in optimizer.windows:
         before = optimizer.previous_step(step)
@@ -418,24 +385,22 @@ def _unzeroed_closure(
     )
 
 
-def _read_again(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, twice: list[int]
-) -> Finding:
+def _read_again(optimizer: OptimizerHistory, twice: list[int]) -> Finding:
     steps = optimizer.read_step[optimizer.read == twice[0]].tolist()
-    kept = _kept_by_hand(analysis, optimizer, twice[0])
+    kept = _kept_by_hand(optimizer, twice[0])
     severity = "error"
     cause = (
         f"The contribution of backward {twice[0]} is still in `.grad` after the step that used it, and is used by "
         f"{len(steps) - 1} more."
     )
-    suggestion = _zeroed_beside(analysis, optimizer, steps[0], twice[0])
+    suggestion = _zeroed_beside(optimizer, steps[0], twice[0])
     if kept:
         severity, suggestion = "note", ""
         cause = (
             f"`.grad` is not zeroed: after each step {kept:.3g} of it is kept, as momentum keeps it. If that is "
             "meant, nothing is wrong."
         )
-    return analysis.finding(
+    return optimizer.finding(
         severity,
         steps[0],
         step=steps[1],
@@ -450,27 +415,23 @@ def _read_again(
     )
 
 
-def _zeroed_beside(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, at: int, backward: int
-) -> str:
+def _zeroed_beside(optimizer: OptimizerHistory, at: int, backward: int) -> str:
     """Suggest to zero below a step, or above the first backward that no other optimizer reads."""
-    step = analysis.ledger[at]
+    step = optimizer.ledger[at]
     window = optimizer.windows[at]
-    alone = [b for b in window if not _is_used_elsewhere(analysis, optimizer, b)]
+    alone = [b for b in window if not _is_used_elsewhere(optimizer, b)]
     if len(alone) in (0, len(window)):
-        return _zeroed_below(analysis, optimizer, step, backward)
+        return _zeroed_below(optimizer, step, backward)
     # Below its step, what another network's loss brings afterwards would stay.
-    first = analysis.ledger[alone[0]]
+    first = optimizer.ledger[alone[0]]
     if len(alone) > 1 or not knows(first, step):
         return ""
-    return analysis.code.added(first, zeroing(step))
+    return optimizer.code.added(first, zeroing(step))
 
 
-def _kept_by_hand(
-    analysis: LedgerAnalysis, optimizer: OptimizerHistory, backward: int
-) -> float:
+def _kept_by_hand(optimizer: OptimizerHistory, backward: int) -> float:
     """Return which part of a contribution a hand keeps from each step to the next; 0 where it keeps all or none."""
-    shares = analysis.shares
+    shares = optimizer.shares
     mine = (shares.optimizer == optimizer.optimizer) & (shares.backward == backward)
     factors = shares.by_hand[mine & ~shares.erased & shares.followed].tolist()
     ratios = [late / early for early, late in pairwise(factors)]
