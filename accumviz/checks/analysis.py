@@ -328,27 +328,6 @@ class LedgerAnalysis:
                 epochs[e] = len(self.events)
         return sorted(epochs.items())
 
-    def epoch(self, event: int, rank: int | None = None) -> tuple[int, int] | None:
-        """Return the run through a loader in which an event fell: the innermost, or the last that ended before.
-
-        Some loaders look ahead: theirs has ended when the last batches that it gave are used.
-        """
-        begun = [
-            (begins, ends)
-            for begins, ends in self.epochs
-            if begins < event and self.ranks[begins] in (-1, rank)
-        ]
-        around = [epoch for epoch in begun if epoch[1] > event]
-        ended_last = max(begun, key=lambda epoch: epoch[1], default=None)
-        return around[-1] if around else ended_last
-
-    def ended(self, event: int, rank: int | None = None) -> bool:
-        """Return whether the run through a loader in which an event fell came to the loader's end."""
-        epoch = self.epoch(event, rank)
-        if epoch is None or epoch[1] == len(self.events):
-            return False
-        return bool(self.detail(epoch[1], "what") == "ends")
-
     def carried(self, share: WindowShare) -> int:
         """Count the micro-batches of a window that came before a loader began anew inside it."""
         first, last = share.backwards[0], share.backwards[-1]
@@ -473,6 +452,25 @@ class OptimizerHistory(LedgerAnalysis):
         ledger = self.ledger
         filled = (ledger.state[edits] & CHANGED > 0) & (ledger.grad[edits] > 0)
         return bool(filled.any())
+
+    def epoch(self, event: int) -> tuple[int, int] | None:
+        """Return the run through a loader in which an event fell: the innermost, or the last that ended before.
+
+        Some loaders look ahead: theirs has ended when the last batches that it gave are used.
+        """
+        begun = [
+            (begins, ends)
+            for begins, ends in self.epochs
+            if begins < event and self.ranks[begins] in (-1, self.rank)
+        ]
+        around = [epoch for epoch in begun if epoch[1] > event]
+        ended_last = max(begun, key=lambda epoch: epoch[1], default=None)
+        return around[-1] if around else ended_last
+
+    def ended(self, event: int) -> bool:
+        """Return whether the run through a loader in which an event fell came to the loader's end."""
+        _, end = self.epoch(event) or (-1, len(self.events))
+        return end < len(self.events) and self.detail(end, "what") == "ends"
 
     def previous_step(self, event: int) -> int:
         """Return the last step before an event; -1 where there is none."""

@@ -47,60 +47,24 @@ class Rule(NamedTuple):
 _UNEXPLAINED = ("uneven-shares", "sums-differ")
 # Root causes stand before what follows from them.
 RULES = (
-    Rule(
-        windows.gradient_applied_twice,
-        ("missing-zero-grad", "gan-gradient-leak"),
-    ),
+    Rule(windows.gradient_applied_twice, ("missing-zero-grad",)),
     Rule(
         windows.missing_zero_grad,
-        (
-            "gan-gradient-leak",
-            "loss-not-divided",
-            "leftover-carried",
-            "clip-per-micro-batch",
-            "parameter-outside-or-twice",
-        ),
+        ("gan-gradient-leak", "loss-not-divided", "clip-per-micro-batch"),
     ),
-    Rule(
-        windows.zero_before_step,
-        ("zero-grad-inside-window", "tail-dropped", "clip-on-the-wrong-side"),
-    ),
-    Rule(
-        windows.zero_grad_inside_window,
-        (
-            "tail-dropped",
-            "partial-window-underscaled",
-            "token-mean-of-means",
-            "wrong-divisor",
-        ),
-    ),
-    # A step that the scaler takes, and asks of all its gradients, is skipped where one is infinite.
-    Rule(
-        order.backward_after_unscale,
-        ("clip-per-micro-batch", "clip-scaled-grads", "nonfinite-micro-batch"),
-    ),
-    Rule(order.scaler_updated_between_steps),
+    Rule(windows.zero_before_step),
+    Rule(windows.zero_grad_inside_window, ("wrong-divisor",)),
+    Rule(order.backward_after_unscale, ("clip-per-micro-batch", "clip-scaled-grads")),
     Rule(values.nonfinite_micro_batch),
     Rule(values.weights_frozen_by_autocast),
     Rule(values.step_lost_in_rounding),
     Rule(order.clip_scaled_grads, ("clip-per-micro-batch",)),
     Rule(order.clip_per_micro_batch),
     Rule(order.clip_on_the_wrong_side),
-    Rule(
-        owners.gan_gradient_leak,
-        ("tail-dropped", "leftover-carried", "loss-not-divided"),
-    ),
-    Rule(
-        several.fsdp2_zero_keeps_unsharded,
-        (
-            "leftover-carried",
-            "tail-dropped",
-            "partial-window-underscaled",
-            "parameter-outside-or-twice",
-        ),
-    ),
+    Rule(owners.gan_gradient_leak),
+    Rule(several.fsdp2_zero_keeps_unsharded, ("leftover-carried",)),
     Rule(weights.leftover_carried, ("tail-dropped",), _SHARES),
-    Rule(weights.double_division, ("partial-window-underscaled",), _SHARES),
+    Rule(weights.double_division, needs=_SHARES),
     Rule(weights.wrong_divisor, needs=_SHARES),
     Rule(weights.partial_window_underscaled, ("tail-dropped",), _SHARES),
     Rule(windows.tail_dropped),
@@ -111,10 +75,7 @@ RULES = (
     ),
     Rule(weights.loss_not_divided, needs=_SHARES),
     Rule(order.scheduler_per_micro_batch),
-    Rule(
-        several.ddp_unsynced_step,
-        ("no-sync-excludes-forward", "rank-token-weight"),
-    ),
+    Rule(several.ddp_unsynced_step, ("no-sync-excludes-forward",)),
     Rule(several.no_sync_excludes_forward),
     Rule(several.rank_token_weight, needs=_SHARES, compares=True),
     Rule(values.graph_retained, needs=_MEMORY),
@@ -213,7 +174,7 @@ def _judge(ledger: Ledger, rank: int | None) -> _Judged:
         judged.findings[rule.name] = [
             replace(each, rule=rule.name, rank=rank) for each in every
         ]
-    judged.reason = _no_verdict(analysis)
+    judged.reason = next(filter(None, _reasons(analysis)), "")
     judged.unjudged = _unjudged(analysis)
     judged.condition = ", and if ".join(dict.fromkeys(_conditions(analysis)))
     return judged
@@ -249,15 +210,10 @@ def _cut_short(ledger: Ledger) -> str:
 
 
 def _is_error(ended: Any) -> bool:
-    """Whether a recording's end is that of a script which raised; an interrupt may come anywhere."""
+    """Return whether a script or a backward ended with an error; an interrupt may come anywhere."""
     if ended in (None, "", "closed", "exit"):
         return False
     return not str(ended).startswith(("KeyboardInterrupt", "SystemExit"))
-
-
-def _no_verdict(analysis: LedgerAnalysis) -> str:
-    """Say why the silence of the rules says nothing, if it does not."""
-    return next(filter(None, _reasons(analysis)), "")
 
 
 def _reasons(analysis: LedgerAnalysis) -> Iterator[str]:
@@ -272,13 +228,9 @@ def _reasons(analysis: LedgerAnalysis) -> Iterator[str]:
         yield from _reasons_of(optimizer)
     last = {analysis.ranks[b]: b for b in analysis.at("backward").tolist()}
     for b in last.values():
-        yield _raised(analysis, b)
-
-
-def _raised(analysis: LedgerAnalysis, backward: int) -> str:
-    """Say which error a rank's last backward raised, if it did."""
-    error = analysis.detail(backward, "error") or ""
-    return f"the last backward raised an error: {error}" if _is_error(error) else ""
+        error = analysis.detail(b, "error")
+        if _is_error(error):
+            yield f"the last backward raised an error: {error}"
 
 
 def _reasons_of(optimizer: OptimizerHistory) -> Iterator[str]:
@@ -322,18 +274,11 @@ def _most_frequent(analysis: LedgerAnalysis, unknown: np.ndarray) -> str:
 
 def _unjudged(analysis: LedgerAnalysis) -> dict[str, str]:
     """Return the rules that lacked something, and what."""
-    lacking = "; ".join(_lacking_of_shares(analysis))
     saved = analysis.events.column("saved_after")[analysis.backward]
-    unmeasured = bool(np.isnan(saved).all())
-    unjudged = {}
-    for rule in RULES:
-        if rule.needs == _SHARES and lacking:
-            unjudged[rule.name] = lacking
-        elif rule.needs == _MEMORY and unmeasured:
-            unjudged[rule.name] = (
-                "saved bytes were not measured: record(..., memory=True)"
-            )
-    return unjudged
+    lacking = {_SHARES: "; ".join(_lacking_of_shares(analysis))}
+    if np.isnan(saved).all():
+        lacking[_MEMORY] = "saved bytes were not measured: record(..., memory=True)"
+    return {rule.name: lacking[rule.needs] for rule in RULES if lacking.get(rule.needs)}
 
 
 def _lacking_of_shares(analysis: LedgerAnalysis) -> Iterator[str]:
@@ -344,8 +289,8 @@ def _lacking_of_shares(analysis: LedgerAnalysis) -> Iterator[str]:
     astray = analysis.backward & ~analysis.contributed.any(axis=1)
     if analysis.ledger.meta.get("steps_elsewhere") and astray.any():
         yield (
-            f"{int(astray.sum())} of {int(analysis.backward.sum())} backwards reached no parameter that is recorded, "
-            "and an optimizer stepped that is not recorded: what they trained is in no share"
+            f"{astray.sum()} of {analysis.backward.sum()} backwards reached no parameter that is recorded, and an "
+            "optimizer stepped that is not recorded: what they trained is in no share"
         )
     if analysis.ledger.flow.used_from_before():
         yield "a step also used what `.grad` held before the recording began, which is in no share"

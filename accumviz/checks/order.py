@@ -15,7 +15,6 @@ from accumviz.checks.analysis import (
     OptimizerHistory,
     between,
     for_each_optimizer,
-    is_close,
 )
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import calling_line
@@ -220,39 +219,6 @@ def backward_after_unscale(optimizer: OptimizerHistory) -> Iterator[Finding]:
         ),
         times=len(late),
         **several,
-    )
-
-
-@for_each_optimizer
-def scaler_updated_between_steps(optimizer: OptimizerHistory) -> Iterator[Finding]:
-    """Find gradients that were scaled by one factor, and unscaled by another."""
-    scales = optimizer.events.detail("amp_scale", 1.0)
-    scaled = _scaled(optimizer)
-    changed = []
-    for step, window in optimizer.windows.items():
-        unscales = optimizer.changing("unscale", window[0], step)[:1].tolist()
-        for unscale in unscales:
-            others = [b for b in window if not is_close(scales[b], scales[unscale])]
-            others = [b for b in others if b in scaled]
-            if others:
-                changed.append((others[0], unscale, step))
-    if not changed:
-        return
-    b, unscale, step = changed[0]
-    yield optimizer.finding(
-        "error",
-        unscale,
-        step=step,
-        evidence={
-            "event of the backward": b,
-            "scaled by": scaled[b],
-            "unscaled by": float(scales[unscale]),
-        },
-        cause=(
-            f"Backward {b} was scaled by {scaled[b]:g}, and its gradients are divided by {scales[unscale]:g}: "
-            "`scaler.update()` ran in between. Call it once, after all steps."
-        ),
-        times=len(changed),
     )
 
 

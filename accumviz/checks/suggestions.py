@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
+from itertools import takewhile
 from textwrap import dedent
 from typing import Any
 
@@ -44,7 +45,7 @@ def calling_line(event: Event, *others: Event) -> Event:
     'zero()'
     """
     frames = event.frames
-    meetings = [_first_frame_in_common(event, other) for other in others]
+    meetings = [_frames_apart(event, other) for other in others]
     meeting = min(meetings, default=len(frames))
     longest = max(len(each.frames) for each in (event, *others))
     if meeting < 2 or (meeting == len(frames) and longest >= _KEPT):
@@ -53,17 +54,12 @@ def calling_line(event: Event, *others: Event) -> Event:
     return replace(event, file=file, line=line, source=source)
 
 
-def _first_frame_in_common(event: Event, other: Event) -> int:
-    """Return the place of the innermost frame that two events share, with all around it; else how many there are."""
-    mine = [frame[:2] for frame in event.frames]
-    theirs = [frame[:2] for frame in other.frames]
-    for place, frame in enumerate(mine):
-        if frame in theirs:
-            around = theirs[theirs.index(frame) :]
-            pairs = zip(mine[place:], around, strict=False)
-            if all(one == another for one, another in pairs):
-                return place
-    return len(mine)
+def _frames_apart(event: Event, other: Event) -> int:
+    """Return how many of an event's innermost frames are above all that it shares with another event."""
+    frames = [frame[:2] for frame in event.frames]
+    pairs = zip(frames[::-1], other.frames[::-1], strict=False)
+    shared = takewhile(lambda pair: pair[0] == pair[1][:2], pairs)
+    return len(frames) - len(list(shared))
 
 
 def replaced(event: Event, line: str) -> str:

@@ -168,10 +168,10 @@ def _lost_before_steps(optimizer: OptimizerHistory) -> tuple[list[Loss], list[Lo
         places = optimizer.events.column("line") if closure else optimizer.sites
         losses = _erased_before(optimizer, step)
         alike = [loss for loss in losses if places[loss.backward] in places[kept]]
-        epoch = optimizer.epoch(kept[-1], optimizer.rank)
+        epoch = optimizer.epoch(kept[-1])
         whole = len(kept) > 1 and _is_whole(optimizer, step)
         for loss in alike:
-            if optimizer.epoch(loss.backward, optimizer.rank) != epoch:
+            if optimizer.epoch(loss.backward) != epoch:
                 tails.append(loss)
             elif not whole and not _in_turns(optimizer, loss, kept[-1]):
                 inside.append(loss)
@@ -253,7 +253,7 @@ def _thrown_away(optimizer: OptimizerHistory) -> list[list[int]]:
     _, tails = _lost_before_steps(optimizer)
     groups: dict[int, list[int]] = {}
     for loss in tails:
-        if optimizer.ended(loss.backward, optimizer.rank):
+        if optimizer.ended(loss.backward):
             groups.setdefault(loss.eraser, []).append(loss.backward)
     return [lost for lost in groups.values() if len(lost) < optimizer.usual]
 
@@ -269,7 +269,7 @@ def _left_at_the_end(optimizer: OptimizerHistory) -> list[int]:
     unused = [b for b in live if optimizer.sites[b] in sites and optimizer.finite(b)]
     if not unused or (optimizer.skipped > unused[-1]).any():
         return []
-    at_end = optimizer.ended(unused[-1], optimizer.rank)
+    at_end = optimizer.ended(unused[-1])
     by_itself = optimizer.ledger.meta.get("ended") == "exit"
     return unused if at_end or by_itself else []
 
