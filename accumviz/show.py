@@ -14,11 +14,11 @@ from accumviz import arguments
 
 # class name -> module of the view, and its function; resolved only when somebody asks.
 VIEWS = {
-    "Ledger": ("accumviz.views.table", "ledger_html"),
+    "Ledger": ("accumviz.views.tables", "ledger_html"),
     "Graph": ("accumviz.views.graph", "graph_html"),
-    "Report": ("accumviz.views.report", "report_html"),
-    "Comparison": ("accumviz.views.report", "comparison_html"),
-    "Provenance": ("accumviz.views.table", "provenance_html"),
+    "Report": ("accumviz.views.tables", "report_html"),
+    "Comparison": ("accumviz.views.tables", "comparison_html"),
+    "Provenance": ("accumviz.views.tables", "provenance_html"),
 }
 # On a page of its own, a view brings the two grounds that a book or a notebook has anyway.
 _PAGE = """

@@ -19,7 +19,7 @@ from accumviz.show import Displayed, counted
 from accumviz.views import player, shares, style
 from accumviz.views.payload import encode, identity, ledger_data
 from accumviz.views.player import fragment
-from accumviz.views.report import first_line, report_data
+from accumviz.views.tables import first_line, report_data
 
 # A name of its own: what the events of an arrangement show is the text that ran, not a file's.
 _FILE = "loop.py"

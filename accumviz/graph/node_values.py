@@ -68,9 +68,10 @@ def numbers(tensor: Any) -> Any:
     """Turn a tiny real tensor into nested lists of floats; return None when it is neither or cannot be read."""
     if not _is_tiny(tensor) or tensor.dtype.is_complex:
         return None
+    if tensor.layout is not torch.strided:
+        return None
     with quietly():
-        dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
-        return dense.to("cpu", torch.float64).tolist()
+        return tensor.to("cpu", torch.float64).tolist()
 
 
 def numbers_on_cpu(tensor: torch.Tensor | None) -> Any:
@@ -224,8 +225,6 @@ def _fit(gradient: torch.Tensor, expected: Any) -> torch.Tensor:
     """Sum a broadcast gradient back to its input's shape and dtype, as the engine does between nodes."""
     if tuple(gradient.shape) != tuple(expected.shape):
         gradient = gradient.sum_to_size(tuple(expected.shape))
-    if gradient.is_complex() and not expected.dtype.is_complex:
-        gradient = gradient.real
     return gradient.to(expected.dtype)
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field, replace
 from io import StringIO
+from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
@@ -318,54 +316,34 @@ class LayoutError(ImportError):
 def graphviz(source: str, form: str) -> str:
     """Lay out DOT source with Graphviz's `dot` and return it as `json`, `svg`, ...
 
-    Uses `pygraphviz`, whose wheel carries Graphviz, else the program on the PATH, which hosted notebooks have.
-    Raises LayoutError where neither is there, or where the source is not DOT.
+    Raises LayoutError where `pygraphviz` is missing, whose wheel carries Graphviz, or where the source is not DOT.
     """
     try:
         from pygraphviz import AGraph
-    except ImportError:
-        return _on_path(source, form)
+    except ImportError as missing:
+        raise LayoutError(
+            "drawing a graph needs Graphviz, which comes with pygraphviz: pip install pygraphviz"
+        ) from missing
     try:
         # pygraphviz warns about every graph of more than 1,000 nodes
-        with redirect_stderr(StringIO()), _without_font_warnings():
+        with redirect_stderr(StringIO()), _silent():
             drawn: bytes = AGraph(string=source).draw(format=form, prog="dot")
     except Exception as error:  # its C layer raises several unrelated types
         raise LayoutError(f"Graphviz could not draw this: {error}") from error
     return drawn.decode("utf-8", "replace")
 
 
-def _on_path(source: str, form: str) -> str:
-    command = ["dot", f"-T{form}"]
-    try:
-        # The user's own Graphviz, given text on its standard input
-        drawn = subprocess.run(  # noqa: S603
-            command, input=source, capture_output=True, encoding="utf-8", check=True
-        )
-    except OSError as missing:
-        raise LayoutError(
-            "drawing a graph needs Graphviz, which comes with pygraphviz: pip install pygraphviz"
-        ) from missing
-    except subprocess.CalledProcessError as error:
-        raise LayoutError(f"Graphviz could not draw this: {error.stderr}") from error
-    return drawn.stdout
-
-
 @contextmanager
-def _without_font_warnings() -> Iterator[None]:
-    """The wheel's fontconfig complains, from C, about settings of the system's newer one; pass on the rest."""
-    sys.stderr.flush()
+def _silent() -> Iterator[None]:
+    """Show nothing of what C code says: the wheel's fontconfig complains about a system's newer settings."""
     kept = os.dup(2)
-    with tempfile.TemporaryFile() as caught:
-        os.dup2(caught.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            caught.seek(0)
-            lines = caught.read().splitlines(keepends=True)
-            rest = [line for line in lines if b"Fontconfig" not in line]
-            os.write(2, b"".join(rest))
+    with Path(os.devnull).open("w") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 class Placed(NamedTuple):

@@ -20,7 +20,7 @@ from accumviz.views import style, words
 from accumviz.views.graph import Card, LayoutError, cards_of, forms, place
 from accumviz.views.layout import SCALED
 from accumviz.views.payload import Ground, encode, identity, ledger_data
-from accumviz.views.report import report_data
+from accumviz.views.tables import report_data
 
 # Laying out takes a tenth of a second each: more are counted, not drawn.
 _MOST_LAYOUTS = 40
@@ -67,26 +67,19 @@ class Player(Displayed):
     @cached_property
     def content(self) -> tuple[Data, bytes]:
         """Return what the page is told: data for JSON, and the bytes of its packed columns."""
-        told, blob = ledger_data(self.ledger, self.ground, self.levels)
-        drawn = scenes(self.graphs)
-        chosen = told["e"].get("i", range(len(self.ledger)))
-        of = {}
-        for i, event in enumerate(chosen):
-            if event in drawn["of"]:
-                of[str(i)] = drawn["of"][event]
-        data = {
-            **told,
-            "about": self.words[0],
-            "layouts": drawn["layouts"],
-            "graphs": drawn["graphs"],
-            "of": of,
-            "missing": drawn["missing"] if self.graphs else "",
-            "before": words.before(built=self._is_built_before()),
-            "bars": _about_bars(told),
-            "marks": _MARKS,
-        }
+        data, blob = ledger_data(self.ledger, self.ground, self.levels)
+        chosen = data["e"].get("i", range(len(self.ledger)))
+        data |= scenes(self.graphs)
+        of = data["of"]
+        data["of"] = {str(i): of[e] for i, e in enumerate(chosen) if e in of}
+        if not self.graphs:
+            data["missing"] = ""
+        data["about"] = self.words[0]
+        data["before"] = words.before(built=self._is_built_before())
+        data["bars"] = _about_bars(data)
+        data["marks"] = _MARKS
         if self.report is not None:
-            data["report"] = self._judged(self.report, told["code"], chosen)
+            data["report"] = self._judged(self.report, data["code"], chosen)
         return data, blob
 
     def _is_built_before(self) -> bool:
@@ -138,13 +131,13 @@ class Player(Displayed):
         return f"Player: {', '.join(parts)}; a notebook shows it, .save('run.html') writes a page"
 
 
-def _about_bars(told: Data) -> list[str]:
+def _about_bars(data: Data) -> list[str]:
     """Return what the marks of bars mean, what hatched ones do, and how to learn more."""
     bars, ask = _BARS, ""
-    if told["lanes"]:
+    if data["lanes"]:
         bars += _PARTS
-        ask = _ASK if len(told["p"]) == told["count"] else ""
-    if any("k" in row for row in told["p"]):
+        ask = _ASK if len(data["p"]) == data["count"] else ""
+    if any("k" in row for row in data["p"]):
         bars += f" {SCALED}"
     return [bars, _HATCHED, ask]
 
@@ -214,31 +207,24 @@ def scenes(graphs: Mapping[int, Graph]) -> Data:
     layouts: list[Data] = []
     drawn: list[Data] = []
     missing = _LEFT_OUT
-    for same in [*alike.values()][:_MOST_LAYOUTS]:
+    for same in list(alike.values())[:_MOST_LAYOUTS]:
         try:
-            layouts.append(_layout(same))
+            layout = _layout(same)
         except LayoutError as error:
             missing = str(error)
             break
-        edges = layouts[-1]["e"]
         for form in same:
             form.place = len(drawn)
-            drawn.append(_data(form, len(layouts) - 1, edges))
-    of = _linked(shown, drawn)
-    return {"layouts": layouts, "graphs": drawn, "of": of, "missing": missing}
-
-
-def _linked(shown: dict[int, list[_Form]], drawn: list[Data]) -> dict[int, int]:
-    """Return the graph of each event that has one, and give it its other form."""
+            drawn.append(_data(form, len(layouts), layout["e"]))
+        layouts.append(layout)
     of = {}
     for event, (first, *others) in shown.items():
-        if first.place < 0:
-            continue
-        of[event] = first.place
+        if first.place >= 0:
+            of[event] = first.place
         for other in others:
-            if other.place >= 0:
+            if min(first.place, other.place) >= 0:
                 drawn[first.place]["other"] = other.place
-    return of
+    return {"layouts": layouts, "graphs": drawn, "of": of, "missing": missing}
 
 
 def _data(form: _Form, layout: int, edges: Sequence[Sequence[Any]]) -> Data:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -72,36 +73,34 @@ class ShareBar(NamedTuple):
     @property
     def words(self) -> str:
         """What it shows, in sentences."""
+        texts = [part.text for part in self.segments if not part.unknown]
+        weighs = _sum(texts)
+        if len(texts) > 1 and self.total != "?":
+            weighs += f", which add to {self.total}"
+        clauses = self._unknown()
+        if texts:
+            clauses.insert(0, weighs)
+        start = f"Shares of {self.objective} in the step of event {self.step}: "
+        said = start + ". ".join([*clauses[:1], *map(_capital, clauses[1:])]) + "."
         erased = [part for part in self.segments if part.erased]
         again = [part for part in self.segments if part.again]
         sentences = [
-            f"Shares of {self.objective} in the step of event {self.step}:",
-            *self._known_and_unknown(),
+            said,
             _happened(erased, "erased before the step."),
             _happened(again, "used by an earlier step, too."),
             _unequal(self.segments),
         ]
         return " ".join(filter(None, sentences))
 
-    def _known_and_unknown(self) -> list[str]:
-        texts = [part.text for part in self.segments if not part.unknown]
-        sentences = []
-        if texts:
-            several = len(texts) > 1 and self.total != "?"
-            adds = f", which add to {self.total}" if several else ""
-            sentences.append(f"{_sum(texts)}{adds}.")
-        sentences += self._unknown(capital=bool(texts))
-        return sentences
-
-    def _unknown(self, *, capital: bool) -> Iterator[str]:
+    def _unknown(self) -> list[str]:
         parts_by_reason: dict[str, list[Segment]] = {}
         for part in self.segments:
             if part.unknown:
                 parts_by_reason.setdefault(part.unknown, []).append(part)
+        clauses = []
         for why, parts in parts_by_reason.items():
-            the = "The" if capital else "the"
-            yield f"{the} share of {_named(parts)} is unknown: {why}."
-            capital = True
+            clauses.append(f"the share of {_named(parts)} is unknown: {why}")
+        return clauses
 
 
 def has_terms(ledger: Ledger) -> bool:
@@ -178,6 +177,10 @@ def _segments(rows: Shares, micro_batch: dict[int, int]) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
+def _capital(clause: str) -> str:
+    return clause[:1].upper() + clause[1:]
+
+
 def _happened(parts: Sequence[Segment], what: str) -> str:
     if not parts:
         return ""
@@ -193,8 +196,8 @@ def _unequal(segments: Sequence[Segment]) -> str:
             weighed.append((abs(part.per_element), part.nth))
     if not weighed:
         return ""
-    most, heavy = max(weighed, key=lambda one: one[0])
-    least, light = min(weighed, key=lambda one: one[0])
+    most, heavy = max(weighed, key=itemgetter(0))
+    least, light = min(weighed, key=itemgetter(0))
     if most <= (1 + SAME) * least:
         return ""
     times = number(most / least, 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -159,8 +158,8 @@ def memory(event: Event) -> str:
     """
     texts = []
     if not math.isnan(event.saved_before):
-        sizes = size(event.saved_before), size(event.saved_after)
-        texts.append(f"saved tensors {sizes[0]} before, {sizes[1]} after")
+        before, after = size(event.saved_before), size(event.saved_after)
+        texts.append(f"saved tensors {before} before, {after} after")
     if not math.isnan(event.allocated):
         text = f"{size(event.allocated)} allocated"
         if not math.isnan(event.peak):
@@ -183,10 +182,11 @@ def held(event: Event) -> str:
     if event.kind in ("backward", "unscale", "step"):
         for scale in _numbers(event, "amp_scale"):
             texts.append(f"the scaler’s scale {number(scale)}")
-    rates = dict.fromkeys(_numbers(event, "lr")) if event.kind == "step" else {}
-    if rates:
-        numbers = [number(rate) for rate in rates][:_MOST_NAMES]
-        texts.append(f"{plural(len(rates), 'learning rate')} {', '.join(numbers)}")
+    if event.kind == "step":
+        rates = list(dict.fromkeys(map(number, _numbers(event, "lr"))))
+        if rates:
+            noun = plural(len(rates), "learning rate")
+            texts.append(f"{noun} {', '.join(rates[:_MOST_NAMES])}")
     return ", ".join(texts)
 
 
@@ -321,11 +321,12 @@ def group_rows(names: Sequence[str], most: int = 26) -> list[Group]:
     for depth in range(1, max(map(len, parts), default=1) + 1):
         # A name stays whole only when it is all there is; otherwise its last part is inside the group.
         keys = ["".join(part[:depth]).rstrip(" ·.") for part in parts]
-        groups, start = [], 0
-        for key, rows in itertools.groupby(keys):
-            count = len(list(rows))
-            groups.append(Group(key, start, start + count))
-            start += count
+        groups: list[Group] = []
+        for row, key in enumerate(keys):
+            if groups and groups[-1].name == key:
+                groups[-1] = groups[-1]._replace(stop=row + 1)
+            else:
+                groups.append(Group(key, row, row + 1))
         if best and len(groups) > most:
             break
         best = groups

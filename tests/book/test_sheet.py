@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from accumviz.views import report, style
+from accumviz.views import style, tables
 from tests.book import looks
 
 SHEET = (Path(__file__).resolve().parents[2] / "_static" / "book.css").read_text("utf-8")
@@ -42,7 +42,8 @@ def page(watch: Callable[..., Any]) -> Callable[[int], Any]:
         page = watch(width=width).page
         theme = "html { --pst-color-background: #fff; } figcaption { font-weight: 300; }"
         page.set_content(
-            f"<!doctype html><html data-theme=light><style>{theme}{style.CSS}{report._CSS}{SHEET}</style><body>{BODY}",
+            f"<!doctype html><html data-theme=light><style>{theme}{style.CSS}{tables.REPORT_CSS}{SHEET}</style>"
+            f"<body>{BODY}",
             wait_until="load",
         )
         return page

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
-from accumviz.views.table import ledger_html, provenance_html
+from accumviz.views.tables import ledger_html, provenance_html
 
 W = Parameter("w", (1,), optimizers=(0,))
 TOY: list[dict[str, Any]] = [
