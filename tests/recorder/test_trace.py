@@ -291,6 +291,6 @@ def test_odd_gradients_do_not_break_the_trace() -> None:
     nan = torch.tensor([float("nan")], requires_grad=True)
     assert trace((nan * 2).sum(), values=True).nodes[-1].grad == [2.0]
     table = nn.Embedding(5, 2, sparse=True)
-    assert trace(table(torch.tensor([1, 1])).sum(), values=True).nodes[-1].grad[1] == [2.0, 2.0]
+    assert trace(table(torch.tensor([1, 1])).sum(), values=True).nodes[-1].grad is None
     vector = torch.ones(3, requires_grad=True) * 2
     assert "gradients are left out" in trace(vector, values=True).notes[0]
