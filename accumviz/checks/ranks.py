@@ -354,11 +354,14 @@ def conditions_of_ranks(ranks: Sequence[RankSummary]) -> Iterator[str]:
             norms[place] += lists
     if any(len(counts) > 1 for counts in steps.values()):
         yield "ranks that step a different number of times are meant"
-    windows = _compared_windows(ranks)
-    # The average divides by the ranks again.
-    totals = [sum(w.least * w.elements for w in of_ranks) for of_ranks in windows]
-    if windows and all(is_close(total, 1.0) for total in totals):
-        yield f"a sum of 1/{len(windows[0])} over all ranks is meant in every step"
     every = [step for lists in norms.values() for step in zip(*lists, strict=False)]
     if any(max(step) - min(step) > _SAME_WEIGHT * max(step) for step in every):
         yield "ranks that step on different gradients are meant"
+    windows = _compared_windows(ranks)
+    if windows and all(map(_is_divided_by_ranks, windows)):
+        yield f"a sum of 1/{len(windows[0])} over all ranks is meant in every step"
+
+
+def _is_divided_by_ranks(windows: list[RankWindow]) -> bool:
+    """Return whether the shares of all ranks add up to 1 before the average, which divides by the ranks again."""
+    return is_close(sum(w.least * w.elements for w in windows), 1.0)

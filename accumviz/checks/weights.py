@@ -197,14 +197,13 @@ def wrong_divisor(
     even = [share for share in _several(shares) if share.even]
     many = modal_length(share.many for share in even)
     full = [share for share in even if share.many == many]
-    if len(full) < 2 or 2 * len(full) <= len(shares):
+    alike = are_close([share.least for share in full])
+    if len(full) < 2 or 2 * len(full) <= len(shares) or not alike:
         return
     share = full[0]
     by = _divisor(share)
     # A weight that is meant is multiplied with mostly; what one divides by is a count.
-    is_wrong = 1 < by < many or 2 < by == many + 1
-    alike = are_close([one.least for one in full])
-    if not (is_wrong and alike and share.alone) or share.compares_samples:
+    if not (1 < by < many or 2 < by == many + 1):
         return
     late = "late" if by < many else "early"
     backward = analysis.ledger[share.backwards[0]]
@@ -227,10 +226,13 @@ def wrong_divisor(
 
 
 def _divisor(share: WindowShare) -> int:
-    """Return the whole number by which a loss was divided, and by nothing else; or 0."""
-    by = round(1 / share.least) if share.least < 1 else 0
+    """Return the whole number by which the only loss was divided, and by nothing else; or 0."""
+    by = round(1 / share.least)
     term = share.term
-    if not by or not is_close(share.least * by, 1.0) or "own" in term:
+    if not is_close(share.least * by, 1.0) or "own" in term:
+        return 0
+    # A loss that compares samples may be one of the whole window.
+    if not share.alone or share.compares_samples:
         return 0
     # Gradients are not multiplied by a weight.
     by_hand = is_close(abs(number(term.get("factor"))), 1.0)
@@ -245,21 +247,18 @@ def partial_window_underscaled(
     analysis: LedgerAnalysis, shares: list[WindowShare]
 ) -> Iterator[Finding]:
     """Find short windows whose losses were divided by the length of a long one."""
-    even = [share for share in shares if share.even]
-    whole = next((s for s in _several(even) if is_close(s.total, 1.0)), None)
-    complete = [share for share in shares[analysis.begins_inside :] if share.even]
-    short = [share for share in complete if whole and _is_short(share, whole)]
-    if not whole or not short:
+    even = [share for share in _several(shares) if share.even]
+    whole = next((share for share in even if is_close(share.total, 1.0)), None)
+    if whole is None:
+        return
+    short = [s for s in shares[analysis.begins_inside :] if _is_short(s, whole)]
+    if not short:
         return
     share = short[0]
-    many = share.many
-    if whole.micro_batches == whole.many:
-        many = share.micro_batches
+    only_loss = whole.micro_batches == whole.many
+    many = share.micro_batches if only_loss else share.many
     backward = analysis.ledger[share.backwards[0]]
-    suggestion = ""
-    # What a library divides by is not in this line.
-    if not backward.via:
-        suggestion = divided_by_another(backward, whole.many, _OWN_LENGTH)
+    suggestion = divided_by_another(backward, whole.many, _OWN_LENGTH)
     yield analysis.finding_of(
         "error",
         share,
@@ -273,7 +272,8 @@ def partial_window_underscaled(
             f"The window holds {many} micro-batch{'es' * (many > 1)}, and each was divided by {whole.many}: its step "
             f"reads {share.least * many:.3g} of the mean gradient."
         ),
-        suggestion=suggestion,
+        # What a library divides by is not in this line.
+        suggestion="" if backward.via else suggestion,
         times=len(short),
     )
 
@@ -281,7 +281,8 @@ def partial_window_underscaled(
 def _is_short(share: WindowShare, whole: WindowShare) -> bool:
     """Return whether a window is shorter than a whole one, and was divided by as much."""
     shorter = share.micro_batches < whole.micro_batches and share.many < whole.many
-    return shorter and not share.erased and is_close(share.least, whole.least)
+    alike = share.even and is_close(share.least, whole.least)
+    return shorter and alike and not share.erased
 
 
 @for_each_loss
@@ -316,20 +317,29 @@ def _carried_over(
     analysis: LedgerAnalysis, shares: Sequence[WindowShare]
 ) -> list[tuple[WindowShare, int]]:
     """Return the windows that begin with what was left over, and how many micro-batches a whole one holds."""
-    lengths = {s.many for s in _several(shares) if s.read and is_whole(s.weights)}
+    several = [share for share in _several(shares) if share.read]
+    lengths = [share.many for share in several if is_whole(share.weights)]
     over = []
     for share in shares[1:]:
         shorter = [length for length in lengths if length < share.many]
-        whole = max(shorter, default=0)
+        whole = max(shorter, default=share.many)
         read = share.read and not share.again and not is_whole(share.weights)
-        if not (whole and read and is_whole(share.weights[-whole:])):
-            continue
-        carried = share.many < 2 * whole and not _grow(shares, whole)
-        if analysis.epochs:
-            carried = analysis.carried(share) > 0
-        if carried:
+        whole_at_its_end = read and is_whole(share.weights[-whole:])
+        if whole_at_its_end and _is_left_over(analysis, share, whole, shares):
             over.append((share, whole))
     return over
+
+
+def _is_left_over(
+    analysis: LedgerAnalysis,
+    share: WindowShare,
+    whole: int,
+    shares: Sequence[WindowShare],
+) -> bool:
+    """Return whether what is more than a whole window is of the epoch before, as far as loaders were seen."""
+    if analysis.epochs:
+        return analysis.carried(share) > 0
+    return share.many < 2 * whole and not _grow(shares, whole)
 
 
 def _grow(shares: Sequence[WindowShare], whole: int) -> bool:
@@ -355,12 +365,8 @@ def token_mean_of_means(
     """Find means over unequal numbers of elements, averaged as if they were equal."""
     # What an epoch left over may be a smaller batch: that is another mistake.
     over = [share for share, _ in _carried_over(analysis, shares)]
-    unequal = [
-        share
-        for share in _uneven(_several(shares))
-        if _has_unequal_means(share)
-        if share not in over and not analysis.carried(share)
-    ]
+    uneven = [s for s in _uneven(_several(shares)) if _has_unequal_means(s)]
+    unequal = [s for s in uneven if s not in over and not analysis.carried(s)]
     if not unequal:
         return
     # Only the last micro-batch of a window may have been smaller.
@@ -368,8 +374,12 @@ def token_mean_of_means(
     worst = max(inside or unequal, key=_ratio)
     smallest, largest = min(worst.sizes), max(worst.sizes)
     misplaced = _misplaced(worst)
-    severity = "error" if misplaced > _MUCH else "warning"
-    advice = "Add up sums, and divide by the number of elements in the window."
+    severity, advice = (
+        "warning",
+        "Add up sums, and divide by the number of elements in the window.",
+    )
+    if misplaced > _MUCH:
+        severity = "error"
     if worst.term.get("class_weights"):
         severity = "note"
         advice = "They are counted with the weights of their classes."
@@ -567,16 +577,12 @@ def sums_differ(optimizer: OptimizerHistory) -> Iterator[Finding]:
 
 def _are_wrong(analysis: LedgerAnalysis, sums: list[_StepSum]) -> bool:
     """Return whether sums differ, and neither by a weight that is meant nor by one window that is longer."""
+    usual = modal_length(window.many for window in sums)
+    full = [window for window in sums if window.many == usual]
     if not _differ(sums):
         return False
-    usual = modal_length(window.many for window in sums)
     if are_close(_factors(_shares(sums))):
-        # One number divides windows of several lengths. The last one may have been cut short.
-        odd = [window for window in sums[:-1] if window.many != usual]
-        whole = any(is_close(window.total, 1.0) for window in sums)
-        longer = [window for window in sums if window.total > _ABOVE_ONE]
-        return len(odd) > 1 and (not whole or len(longer) > 1)
-    full = [window for window in sums if window.many == usual]
+        return _outgrow_one_divisor(sums, usual)
     totals = _totals(full)
     # What only falls or only rises is a weight that follows a schedule.
     rising = sorted(totals)
@@ -584,6 +590,14 @@ def _are_wrong(analysis: LedgerAnalysis, sums: list[_StepSum]) -> bool:
         return False
     # What a sum is multiplied by is a weight, what it is divided by a count.
     return all(share.mean or _is_divided(analysis, share) for share in _shares(full))
+
+
+def _outgrow_one_divisor(sums: list[_StepSum], usual: int) -> bool:
+    """Return whether one number divides windows of several lengths. The last one may have been cut short."""
+    odd = [window for window in sums[:-1] if window.many != usual]
+    whole = any(is_close(window.total, 1.0) for window in sums)
+    longer = [window for window in sums if window.total > _ABOVE_ONE]
+    return len(odd) > 1 and (not whole or len(longer) > 1)
 
 
 # --- what has to be meant ---------------------------------------------------------------------
