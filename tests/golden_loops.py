@@ -65,7 +65,7 @@ def of_corpus() -> Loops:
 
 
 def of_museum() -> Loops:
-    """The exhibits: functions of the chapter that record, with the switch that mends them off and on."""
+    """The exhibits: functions of the chapter that record, with the switch that fixes them off and on."""
     text = (HERE.parent / "chapters" / "12_museum.md").read_text("utf-8")
     cells = re.findall(r"^```\{code-cell\}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     cells = [re.sub(r"\A(---\n.*?\n---\n|(:[^\n]*\n)+)", "", cell, flags=re.DOTALL) for cell in cells]
@@ -76,10 +76,10 @@ def of_museum() -> Loops:
             if isinstance(node, ast.FunctionDef):
                 source = ast.get_source_segment(cell, node) or ""
                 kept.append(source)
-                if "av.record(" in source and all(argument.arg in ("mended", "N") for argument in node.args.args):
+                if "av.record(" in source and all(argument.arg in ("fixed", "K") for argument in node.args.args):
                     exhibits[node.name] = ast.dump(node.args) + " ranks" * ("DistributedDataParallel(" in source)
     for name, about in exhibits.items():
-        for call in ("mended=False", "mended=True") if "mended" in about else ("",):
+        for call in ("fixed=False", "fixed=True") if "fixed" in about else ("",):
             run, text = f"import museum; museum.{name}({call})", "\n\n".join(kept)
             ranks = 2 if "ranks" in about else 0
             yield f"{'ranks/' * bool(ranks)}museum/{name}({call})", program(run, ranks, museum=text)
