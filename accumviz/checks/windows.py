@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -260,13 +260,13 @@ def _thrown_away(optimizer: OptimizerHistory) -> list[list[int]]:
 
 def _left_at_the_end(optimizer: OptimizerHistory) -> list[int]:
     """Return the backwards that are live when everything is over, where a loader or the script has ended."""
-    sites = set(optimizer.sites[optimizer.read].tolist())
     last = optimizer.read_step.max(initial=-1)
     late = optimizer.backwards[optimizer.backwards > last]
-    gone = (optimizer.erased[np.ix_(late, optimizer.columns)] >= 0).any(axis=1)
-    gone |= optimizer.ledger.outcomes.steps[late].any(axis=1)
-    live = late[~gone].tolist()
-    unused = [b for b in live if optimizer.sites[b] in sites and optimizer.finite(b)]
+    erased = optimizer.erased[np.ix_(late, optimizer.columns)] >= 0
+    gone = erased.any(axis=1) | optimizer.ledger.outcomes.steps[late].any(axis=1)
+    alike = np.isin(optimizer.sites[late], optimizer.sites[optimizer.read])
+    live = late[~gone & alike].tolist()
+    unused = [b for b in live if optimizer.finite(b)]
     if not unused or (optimizer.skipped > unused[-1]).any():
         return []
     at_end = optimizer.ended(unused[-1])
@@ -277,38 +277,39 @@ def _left_at_the_end(optimizer: OptimizerHistory) -> list[int]:
 # --- consumed twice ---------------------------------------------------------------------------
 
 
-def gradient_applied_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
+@for_each_optimizer
+def gradient_applied_twice(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find steps on what another optimizer has applied to the same parameters, or this one, with nothing new."""
-    used_twice = analysis.ledger.outcomes.steps > 1
-    moved_twice = [
-        each for each in analysis.optimizers if used_twice[:, each.columns].any()
-    ]
-    first = [each.first_use for each in analysis.optimizers]
-    # A wrapper's step runs the step of the optimizer in it.
-    inner = np.flatnonzero(analysis.closures)
-    for optimizer, other in product(moved_twice, repeat=2):
+    used_twice = optimizer.ledger.outcomes.steps > 1
+    inner = np.flatnonzero(optimizer.closures)
+    for other in optimizer.optimizers:
         shared = np.intersect1d(optimizer.columns, other.columns)
-        twice = np.flatnonzero(used_twice[:, shared].any(axis=1))
+        twice: Any = used_twice[:, shared].any(axis=1)
         before = other.first_use[optimizer.read]
-        again = (before < optimizer.read_step) & ~np.isin(before, inner)
-        again &= np.isin(optimizer.read, twice)
+        again = (before < optimizer.read_step) & twice[optimizer.read]
+        # A wrapper's step runs the step of the optimizer in it.
+        again &= ~np.isin(before, inner)
         if optimizer is other:
-            new = np.min(first, axis=0)[optimizer.read] == optimizer.read_step
-            again &= ~np.isin(optimizer.read_step, optimizer.read_step[new])
+            again &= ~_brings_something_new(optimizer)
         if again.any():
             yield _second_step(optimizer, other, again)
 
 
+def _brings_something_new(optimizer: OptimizerHistory) -> np.ndarray:
+    """Mark what an optimizer reads in steps that read something for the first time of all."""
+    first = np.min([other.first_use for other in optimizer.optimizers], axis=0)
+    new = first[optimizer.read] == optimizer.read_step
+    return np.isin(optimizer.read_step, optimizer.read_step[new])
+
+
 def _second_step(
-    optimizer: OptimizerHistory,
-    other: OptimizerHistory,
-    again: np.ndarray,
+    optimizer: OptimizerHistory, other: OptimizerHistory, again: np.ndarray
 ) -> Finding:
-    steps = optimizer.read_step[again]
-    backward, step = int(optimizer.read[again][0]), int(steps[0])
+    steps = optimizer.read_step[again].tolist()
+    backward, step = int(optimizer.read[again][0]), steps[0]
     before = other.first_step_of[backward]
-    shared = np.intersect1d(optimizer.columns, other.columns)
-    twice = shared[optimizer.contributed[backward, shared]].tolist()
+    reached = optimizer.contributed[backward, optimizer.columns]
+    shared = np.intersect1d(optimizer.columns[reached], other.columns).tolist()
     severity, suggestion = "error", ""
     cause = (
         f"{other.name} has applied the gradient of backward {backward} already, and no backward of its own came since: "
@@ -329,12 +330,11 @@ def _second_step(
         evidence={
             "backward": backward,
             "applied by the steps at events": [before, step],
-            "parameters": [optimizer.ledger.parameters[p].name for p in twice[:4]],
+            "parameters": [optimizer.ledger.parameters[p].name for p in shared[:4]],
         },
         cause=cause,
         suggestion=suggestion,
-        times=np.unique(steps).size,
-        optimizer=optimizer.optimizer,
+        times=len(set(steps)),
     )
 
 
@@ -346,8 +346,7 @@ def missing_zero_grad(optimizer: OptimizerHistory) -> Iterator[Finding]:
     if evaluated:
         yield _unzeroed_closure(optimizer, evaluated)
     elif again.any():
-        twice = np.unique(optimizer.read[again]).tolist()
-        yield _read_again(optimizer, twice)
+        yield _read_again(optimizer, np.unique(optimizer.read[again]).tolist())
 
 
 def _evaluated_in_vain(optimizer: OptimizerHistory) -> dict[int, list[int]]:
