@@ -98,7 +98,7 @@ def clip_on_the_wrong_side(optimizer: OptimizerHistory) -> Iterator[Finding]:
         clip,
         step,
         *before,
-        evidence={"event of the step": step, "event of the clip": clip},
+        evidence={"event of the step": step},
         cause="The clip comes after the step, which has read the gradients as they were: it has no effect.",
         times=len(clips),
     )
@@ -151,8 +151,7 @@ def clip_scaled_grads(optimizer: OptimizerHistory) -> Iterator[Finding]:
         clip,
         step=step,
         evidence={
-            "scale": scale,
-            "max_norm": optimizer.ledger[clip].details.get("max_norm", "?"),
+            "max_norm": optimizer.detail(clip, "max_norm") or "?",
             "the clip multiplies by": optimizer.clip_ratio(clip),
         },
         cause=(
@@ -208,11 +207,7 @@ def backward_after_unscale(optimizer: OptimizerHistory) -> Iterator[Finding]:
         inside[0],
         step,
         b,
-        evidence={
-            "event of the unscale": inside[0],
-            "event of the backward after it": b,
-            "scale": scaled[b],
-        },
+        evidence={"scale": scaled[b]},
         cause=(
             f"Backward {b} comes after `unscale_`: it is not unscaled, or those before it are unscaled twice. "
             "Unscale once, before the step."
@@ -239,12 +234,7 @@ def scheduler_per_micro_batch(optimizer: OptimizerHistory) -> Iterator[Finding]:
         step,
         backward,
         below=True,
-        evidence={
-            "scheduler steps": schedules.size,
-            "optimizer steps": optimizer.steps.size,
-            "backwards": optimizer.backwards.size,
-            "learning rates": _rates(optimizer, schedules)[:8],
-        },
+        evidence={"learning rates": _rates(optimizer, schedules)[:8]},
         cause=(
             f"The scheduler steps with every micro-batch, {schedules.size} times for {optimizer.steps.size} "
             "optimizer steps: the learning rate changes that much too fast."

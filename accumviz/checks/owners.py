@@ -51,11 +51,7 @@ def parameter_outside_or_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
         yield analysis.finding(
             "warning",
             int(np.flatnonzero(analysis.contributed[:, columns[0]])[1]),
-            evidence={
-                "parameters": names,
-                "in all": len(columns),
-                "norm of .grad at the end": float(ledger.grad[-1, columns[0]]),
-            },
+            evidence={"parameters": names},
             cause=f"{names[0]} gets gradients and belongs {whose}: it is never trained.",
             times=len(columns),
             optimizer=owner.optimizer if owner else None,
@@ -82,10 +78,7 @@ def _nothing_to_step_on(optimizer: OptimizerHistory) -> Iterator[Finding]:
         "error",
         backward,
         step=step,
-        evidence={
-            "steps without a gradient": len(in_vain),
-            "of": optimizer.steps.size,
-        },
+        evidence={"steps of the optimizer": optimizer.steps.size},
         cause=(
             f"This backward reaches no parameter of {optimizer.name}, whose step has no gradient: what it trains "
             "is something else, as where layers are replaced after the optimizer is made. Make one for these."
@@ -188,12 +181,7 @@ def gan_gradient_leak(optimizer: OptimizerHistory) -> Iterator[Finding]:
         "error",
         b,
         step=late,
-        evidence={
-            "the loss": at.label,
-            "consumed by the step at event": early,
-            "and by the step at event": late,
-            "of": optimizer.name,
-        },
+        evidence={"consumed by the steps at events": [early, late]},
         cause=(
             f"{at.label or 'The loss'} also reached the parameters of {optimizer.name}, and its contribution "
             "was still there when that one stepped for a loss of its own."

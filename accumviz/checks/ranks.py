@@ -43,7 +43,6 @@ def no_sync_excludes_forward(optimizer: OptimizerHistory) -> Iterator[Finding]:
         synced[0],
         evidence={
             "backwards in no_sync": len(quiet),
-            "of which synchronised": len(synced),
             "line of the forward": optimizer.detail(synced[0], "armed_line") or 0,
         },
         cause=(
@@ -76,8 +75,6 @@ def ddp_unsynced_step(optimizer: OptimizerHistory) -> Iterator[Finding]:
         step=step,
         evidence={
             "backwards not averaged": late,
-            "armed by its forward": bool(optimizer.detail(b, "armed")),
-            "flag at its backward": not optimizer.detail(b, "no_sync"),
             "line of the forward": optimizer.detail(b, "armed_line") or 0,
         },
         cause=f"The step reads gradients that were not averaged over the ranks: {_why_unsynced(optimizer, b)}",

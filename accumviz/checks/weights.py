@@ -162,11 +162,7 @@ def double_division(
     yield analysis.finding_of(
         "warning",
         share,
-        evidence={
-            "micro-batches": many,
-            "a share": share.least,
-            "sum of shares": share.total,
-        },
+        evidence={"a share": share.least, "sum of shares": share.total},
         cause=cause,
         times=len(twice),
     )
@@ -210,11 +206,7 @@ def wrong_divisor(
     yield analysis.finding_of(
         "warning",
         share,
-        evidence={
-            "micro-batches": many,
-            "divided by": by,
-            "sum of shares": share.total,
-        },
+        evidence={"a share": share.least},
         cause=(
             f"Each window holds {many} micro-batches, and each of their losses is divided by {by}: the shares "
             f"add up to {share.total:.3g} in every step. Either that is the wrong number, or the loop steps one "
@@ -262,12 +254,7 @@ def partial_window_underscaled(
     yield analysis.finding_of(
         "error",
         share,
-        evidence={
-            "micro-batches": many,
-            "in a whole window": whole.many,
-            "shares": [share.least] * many,
-            "sum of shares": share.least * many,
-        },
+        evidence={"micro-batches": many, "a share": share.least},
         cause=(
             f"The window holds {many} micro-batch{'es' * (many > 1)}, and each was divided by {whole.many}: its step "
             f"reads {share.least * many:.3g} of the mean gradient."
@@ -298,12 +285,7 @@ def leftover_carried(
     yield analysis.finding_of(
         "error",
         share,
-        evidence={
-            "micro-batches": share.many,
-            "in a whole window": whole,
-            "carried": carried,
-            "sum of shares": share.total,
-        },
+        evidence={"micro-batches": share.many, "in a whole window": whole},
         cause=(
             f"{carried} micro-batch{'es' * (carried > 1)} of the epoch before had no step: the first step of the "
             f"next one reads {share.total:.3g} times a mean gradient. Step once more at the end of each epoch, on "
@@ -454,11 +436,7 @@ def uneven_shares(
     yield analysis.finding_of(
         "warning",
         share,
-        evidence={
-            "micro-batches": share.many,
-            "shares": list(share.weights),
-            "sum of shares": share.total,
-        },
+        evidence={"shares": list(share.weights), "sum of shares": share.total},
         cause=(
             "The micro-batches of a window do not count alike: an element of one weighs "
             f"{_ratio(share):.3g} times an element of another. {why}"

@@ -46,11 +46,7 @@ def zero_grad_inside_window(optimizer: OptimizerHistory) -> Iterator[Finding]:
         optimizer,
         first,
         kept[-1],
-        evidence={
-            "backwards erased": lost,
-            "backwards consumed": kept,
-            "steps concerned": len(steps),
-        },
+        evidence={"backwards erased": lost, "backwards consumed": kept},
         cause=(
             f"`.grad` is zeroed between the backwards of one window: {len(lost)} of {len(lost) + len(kept)} "
             "micro-batches are lost before the step sees them."
@@ -72,10 +68,7 @@ def zero_before_step(optimizer: OptimizerHistory) -> Iterator[Finding]:
         optimizer,
         losses[0]._replace(eraser=losses[-1].eraser),
         losses[-1].backward,
-        evidence={
-            "backwards erased": [loss.backward for loss in losses],
-            "steps that found nothing": len(vain),
-        },
+        evidence={"backwards erased": [loss.backward for loss in losses]},
         cause="`.grad` is zeroed between the backward and the step: the step finds nothing to apply.",
         times=len(vain),
     )
@@ -231,11 +224,7 @@ def tail_dropped(optimizer: OptimizerHistory) -> Iterator[Finding]:
     yield optimizer.finding(
         "warning",
         lost[0],
-        evidence={
-            "backwards": lost,
-            "usual window": optimizer.usual,
-            "lost in all": sum(map(len, dropped)),
-        },
+        evidence={"backwards": lost, "lost in all": sum(map(len, dropped))},
         cause=(
             f"The {source} ended after {len(lost)} of {optimizer.usual} micro-batches of a window, and what they "
             "contributed was thrown away. Step once more after it, on averaged gradients where there are several "
@@ -328,7 +317,6 @@ def _second_step(
         step,
         step=step,
         evidence={
-            "backward": backward,
             "applied by the steps at events": [before, step],
             "parameters": [optimizer.ledger.parameters[p].name for p in shared[:4]],
         },
@@ -374,7 +362,7 @@ def _unzeroed_closure(
         "error",
         first,
         step=first,
-        evidence={"backwards": backwards, "steps concerned": len(evaluated)},
+        evidence={"backwards": backwards},
         cause=(
             "The closure does not zero: what it brings at one place of the weights is added to what it brought at "
             "others. It has to zero before its first backward."
@@ -403,11 +391,7 @@ def _read_again(optimizer: OptimizerHistory, twice: list[int]) -> Finding:
         severity,
         steps[0],
         step=steps[1],
-        evidence={
-            "backward": twice[0],
-            "consumed by the steps at events": steps,
-            "backwards read again": len(twice),
-        },
+        evidence={"consumed by the steps at events": steps},
         cause=cause,
         suggestion=suggestion,
         times=len(twice),
