@@ -31,7 +31,6 @@ class Graphs:
         self._open: list[EngineRun] = []
         self._room = ALL_NODES
         self._began = 0, 0
-        self.left_out = 0
 
     def open(self) -> None:
         """Note which module runs which operations."""
@@ -63,7 +62,6 @@ class Graphs:
                 return
             walk = Walk(roots)
             if len(walk.order) > min(GRAPH_NODES, self._room):
-                self.left_out += 1
                 return
             run = EngineRun(self._read(walk, frame), walk)
         self._open.append(run)

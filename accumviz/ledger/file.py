@@ -64,7 +64,6 @@ _PARAMETER = {
 _META = {
     "notes": [_TEXT],
     "optimizers": [_TEXT],
-    "optimizer_settings": [{}],
     "rank": _WHOLE,
     "ranks": _WHOLE,
 }

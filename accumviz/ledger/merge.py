@@ -270,7 +270,7 @@ def _meta(ranks: list[RankLedger]) -> dict[str, Any]:
     meta = dict(ranks[0].ledger.meta)
     meta.pop("rank", None)
     meta["merged"] = [one.rank for one in ranks]
-    for entry in ("optimizers", "optimizer_settings", "notes"):
+    for entry in ("optimizers", "notes"):
         meta[entry] = _joined(metas, entry)
     meta["notes"] = list(dict.fromkeys(meta["notes"]))
     for entry in ("stopped", "ended"):

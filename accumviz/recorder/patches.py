@@ -429,8 +429,7 @@ def _read_twice(call: Call) -> None:
 
 
 def _read_zero(args: Args, kwargs: Kwargs) -> _Change:
-    to_none = args[1] if len(args) > 1 else kwargs.get("set_to_none", True)
-    return args[0], args[0], {"set_to_none": bool(to_none)}
+    return args[0], args[0], {}
 
 
 def _read_clip(name: str, args: Args, kwargs: Kwargs) -> _Change:

@@ -52,7 +52,7 @@ def record(
 
     A file holds the names, shapes, dtypes and devices of the parameters, the events with their
     numbers (of tensors of at most `exact` elements all gradients and weights, which can give away
-    data; of larger ones norms), the names and settings of the optimizers,
+    data; of larger ones norms), the names and learning rates of the optimizers,
     the names of schedulers and of what `backward` was called on, the texts of errors that ended a
     `backward` or the recording, the versions of torch and accumviz, and of the source files, under
     their paths below the working folder, the lines that events stand on, those that called them, and

@@ -626,7 +626,6 @@ class Recording:
             "accumviz": __version__,
             "torch": torch.__version__,
             "optimizers": list(self._optimizers.names),
-            "optimizer_settings": list(self._optimizers.settings),
         }
         if self._rank is not None:
             meta["rank"], meta["ranks"] = self._rank
@@ -637,8 +636,6 @@ class Recording:
             notes.append(THREADS)
         if notes:
             meta["notes"] = notes
-        if self._graphs is not None and self._graphs.left_out:
-            meta["graphs_left_out"] = self._graphs.left_out
         stopped = self.failure or ("" if self._closed else _unheeded())
         if stopped:
             meta["stopped"] = stopped

@@ -18,10 +18,6 @@ from accumviz.recorder.transfer import local
 
 # The variables of so many callers are searched for a name.
 _CALLERS = 32
-# Betas and such are so many numbers.
-_FEW = 8
-_NUMBERS = {bool, int, float}
-_NO_SETTINGS = ("params", "param_names", "class")
 _NESTED = "`{name}` is a nested tensor, whose gradients are not recorded"
 _EXPECTED = (
     "expected a module, an optimizer, a parameter, a dict of named tensors, or a list of these, "
@@ -76,7 +72,6 @@ class Optimizers:
 
     def __init__(self, owned: Callable[[Any], list[int]]) -> None:
         self.names: list[str] = []
-        self.settings: list[dict[str, Any]] = []
         # Of each, the leaves that it had when it was last seen.
         self._leaves: list[list[int]] = []
         # Of each, how many parameters it had that are not recorded, when it was met.
@@ -102,7 +97,6 @@ class Optimizers:
             self.names.append(_distinct(name, self.names))
             self._leaves.append(self._owned(optimizer))
             self._others.append(self._unrecorded(optimizer))
-            self.settings.append(settings(optimizer))
         self._met[id(optimizer)] = ref(optimizer), index
         return index
 
@@ -145,29 +139,6 @@ def names_of(item: Any, frame: Caller) -> Iterator[str]:
 def called(item: Any, frame: Caller) -> str:
     """Return what the nearest caller calls this object, else its class."""
     return next(names_of(item, frame), type(item).__name__)
-
-
-def settings(optimizer: Any) -> dict[str, Any]:
-    """Return its class, and the plain numbers of its first group: learning rate, momentum, weight decay, betas.
-
-    >>> w = nn.Parameter(torch.zeros(1))
-    >>> kept = settings(torch.optim.AdamW([w], lr=0.1))
-    >>> kept["class"], kept["lr"], kept["betas"], kept["weight_decay"]
-    ('AdamW', 0.1, [0.9, 0.999], 0.01)
-    """
-    kept: dict[str, Any] = {"class": type(optimizer).__name__}
-    try:
-        group = dict(optimizer.param_groups[0])
-    except Exception:  # a wrapper's property may raise anything
-        return kept
-    for name, value in group.items():
-        if name in _NO_SETTINGS:
-            continue
-        several = type(value) in (list, tuple)
-        numbers = list(value) if several else [value]
-        if len(numbers) <= _FEW and _NUMBERS.issuperset(map(type, numbers)):
-            kept[str(name)] = numbers if several else value
-    return kept
 
 
 class Loaders:
