@@ -394,7 +394,7 @@ class OptimizerHistory(LedgerAnalysis):
 
     Its steps `read` backwards, each in the step of `read_step`: `windows` has each step that consumed something, with
     its backwards, `first_step_of` each backward that was consumed, with the first step that did. `usual` is how many
-    new backwards a window usually has.
+    new backwards a window usually has, `place` its number among those of its rank.
     """
 
     def __init__(self, analysis: LedgerAnalysis, optimizer: int) -> None:
@@ -403,6 +403,8 @@ class OptimizerHistory(LedgerAnalysis):
         parameters = self.ledger.parameters
         columns = [i for i, p in enumerate(parameters) if optimizer in p.optimizers]
         self.rank = parameters[columns[0]].rank
+        # Optimizers of several ranks are numbered through.
+        self.place = sum(before.rank == self.rank for before in self.every_optimizer)
         self.columns = np.array(columns, int)
         names = self.listed("optimizers")
         self.name = f"optimizer {optimizer}"

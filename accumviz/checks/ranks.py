@@ -6,7 +6,7 @@ What compares ranks needs a few numbers of each, so that one ledger is in memory
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -197,15 +197,10 @@ def summarise(analysis: LedgerAnalysis, rank: int | None = None) -> RankSummary:
     """Say what a ledger has to say to others; `rank` is whose it is, where it is not that of several."""
     steps: dict[int, set[int]] = defaultdict(set)
     norms: dict[int, list[list[float]]] = defaultdict(list)
-    count: Counter[int | None] = Counter()
-    for optimizer in analysis.every_optimizer:
-        its_rank = optimizer.rank if rank is None else rank
-        place = count[its_rank]
-        count[its_rank] += 1
-        if _is_replicated(optimizer):
-            norms[place].append(_norms_of_steps(optimizer))
-            if _has_finished(analysis, its_rank):
-                steps[place].add(optimizer.steps.size)
+    for optimizer in filter(_is_replicated, analysis.every_optimizer):
+        norms[optimizer.place].append(_norms_of_steps(optimizer))
+        if _has_finished(analysis, optimizer.rank if rank is None else rank):
+            steps[optimizer.place].add(optimizer.steps.size)
     return RankSummary(list(_windows(analysis, rank)), steps, norms)
 
 
@@ -233,26 +228,26 @@ def _is_replicated(optimizer: OptimizerHistory) -> bool:
 
 def _windows(analysis: LedgerAnalysis, rank: int | None) -> Iterator[RankWindow]:
     """Return the windows whose shares are known, each with what says which of the ranks' belong together."""
-    of_rank = {o.optimizer: o.rank for o in analysis.optimizers}
-    for (owner, objective), shares in analysis.objectives.items():
-        its_rank = of_rank[owner]
-        place = [o for o in of_rank if of_rank[o] == its_rank].index(owner)
-        name = analysis.shares.objectives[objective]
+    owners = {optimizer.optimizer: optimizer for optimizer in analysis.optimizers}
+    for (owner, _), shares in analysis.objectives.items():
+        optimizer = owners[owner]
         for order, share in enumerate(shares):
             rows = analysis.shares.of(share.step)
             last = rows.backward == share.backwards[-1]
             averaged = 1 / float(rows.averaged[last].min(initial=1.0))
             if averaged < 2 or not share.known:
                 continue
-            finding = analysis.finding_of("warning", share, cause="", evidence={})
+            first = share.backwards[0]
             yield RankWindow(
-                (place, order, name),
-                its_rank if rank is None else rank,
+                (optimizer.place, order, analysis.objective(share)),
+                optimizer.rank if rank is None else rank,
                 min(share.each),
                 max(share.each),
                 sum(share.sizes),
                 averaged,
-                replace(finding, optimizer=None),
+                analysis.finding(
+                    "warning", first, step=share.step, cause="", evidence={}
+                ),
             )
 
 

@@ -65,18 +65,15 @@ def _undivided(analysis: LedgerAnalysis, several: list[WindowShare]) -> Finding:
     share = several[lengths.index(many)]
     weights = _mixture(share)
     what = "mean losses" if len(weights) == 1 else "mixtures of losses"
-    by = str(many)
-    cause = (
-        f"{many} {what} are added up without a division: the step reads {many} times the gradient of one large "
-        "batch."
-    )
+    by = count = times = str(many)
     # What an epoch cuts short is rare; other windows were meant to be so long.
     if max(lengths) > many or 2 * lengths.count(many) <= len(lengths):
-        by = _OWN_LENGTH
-        cause = (
-            f"From {min(lengths)} to {max(lengths)} {what} are added up without a division: each step reads as many "
-            "times the gradient of one large batch."
-        )
+        by, times = _OWN_LENGTH, "as many"
+        count = f"From {min(lengths)} to {max(lengths)}"
+    cause = (
+        f"{count} {what} are added up without a division: the step reads {times} times the gradient of one large "
+        "batch."
+    )
     # One division of the line has to be right for all losses of its backward.
     alike = are_close([part.least for part in _parts(share)])
     backward = analysis.ledger[share.backwards[0]]
