@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 
 from accumviz.ledger.events import CHANGED
 from accumviz.ledger.ledger import Ledger, Parameter
 
+T = TypeVar("T")
 LINES = {
     "backward": "loss.backward()",
     "zero_grad": "optimizer.zero_grad()",
@@ -152,6 +154,13 @@ class Play:
                     self.grad[name] = np.zeros_like(self.grad[name])
         return self._put("zero_grad", details={"set_to_none": to_none}, **fields)
 
+    def each(self, windows: Iterable[T]) -> Iterator[T]:
+        """Go through windows, each of which ends with a step and a zeroing."""
+        for window in windows:
+            yield window
+            self.step()
+            self.zero()
+
     def schedule(self, optimizer: int = 0, **fields: Any) -> int:
         about = {"scheduler": "StepLR", "optimizer": "SGD", "optimizer_index": optimizer, "lr": [0.05]}
         return self._put("schedule", label="StepLR", details=about, **fields)
@@ -222,11 +231,9 @@ class Play:
 def windows(*counts: int, factor: float | None = None, elements: float = 8, clip: bool = False) -> Play:
     """Right windows of so many micro-batches: divided by their own number, or by a factor that is given."""
     play = Play()
-    for count in counts:
+    for count in play.each(counts):
         for _ in range(count):
             play.backward(term(elements, 1 / count if factor is None else factor))
         if clip:
             play.clip(0.5)
-        play.step()
-        play.zero()
     return play

@@ -50,22 +50,18 @@ def played(events: str, *, amp: float = 1.0, said: bool = False, clip: float = 0
 def of_sizes(sizes: tuple[int, ...], reduction: str = "mean") -> Play:
     """Two windows of losses over so many elements."""
     made = Play()
-    for _ in range(2):
+    for _ in made.each(range(2)):
         for n in sizes:
             made.backward(term(n, 1 / len(sizes) if reduction == "mean" else 1 / sum(sizes), reduction))
-        made.step()
-        made.zero()
     return made
 
 
 def _saved(*held: int, each: int = 0) -> Play:
     """Windows of two backwards, before which so many graphs are kept."""
     made = Play()
-    for many in held:
+    for many in made.each(held):
         for _ in range(2):
             made.backward(term(8, 0.5), numbers=(many * 120e3 + 120e3, (many + each) * 120e3))
-        made.step()
-        made.zero()
     return made
 
 
@@ -113,14 +109,12 @@ def found(made: Play | Ledger) -> list[str]:
 
 def _ddp(armed: list[bool], no_sync: list[bool], *, sync: bool = True, times: int = 2, seed: int = 0) -> Play:
     play = Play(seed=seed)
-    for _ in range(times):
+    for _ in play.each(range(times)):
         for one, other in zip(armed, no_sync, strict=True):
             play.backward(armed=one, armed_line=3, no_sync=other)
             if one and sync:
                 play.weights = {n: {b: w / 2 for b, w in ws.items()} for n, ws in play.weights.items()}
                 play.touched(play._put("sync", within="backward", details={"op": "all-reduce", "ranks": 2}), ["w", "v"])
-        play.step()
-        play.zero()
     return play
 
 
@@ -180,11 +174,9 @@ def _ranks(*plays: Play) -> Ledger:
 
 def _synced(elements: int, factor: float, reduction: str = "mean", times: int = 3, seed: int = 0) -> Play:
     play = Play(seed=seed)
-    for _ in range(times):
+    for _ in play.each(range(times)):
         play.backward(term(elements, factor, reduction), armed=True, armed_line=3, no_sync=False)
         play.sync(2)
-        play.step()
-        play.zero()
     return play
 
 
@@ -205,33 +197,6 @@ def test_ranks_that_have_no_average_in_common_count_their_own() -> None:
     assert "rank-token-weight" not in found(_ranks(*plays))
 
 
-def test_the_elements_of_a_rank_are_those_of_its_whole_window() -> None:
-    plays = [Play(seed=0), Play(seed=3)]
-    for play, lengths in zip(plays, ((3, 1), (2, 4)), strict=True):
-        for elements in lengths:
-            play.backward(term(elements, 1 / sum(lengths), "sum"), armed=True, armed_line=3, no_sync=False)
-        play.sync(2)
-        play.step()
-        play.zero()
-    (judged,) = av.check(_ranks(*plays)).findings
-    assert judged.rule == "rank-token-weight"
-    assert judged.evidence["elements on each rank"] == [4, 6]
-    assert judged.evidence["weight per element on each rank, before the average"] == pytest.approx([1 / 4, 1 / 6])
-
-
-def test_ranks_that_divide_by_a_number_of_micro_batches_of_their_own_are_found() -> None:
-    plays = [Play(seed=0), Play(seed=3)]
-    for play, many in zip(plays * 3, (2, 3) * 3, strict=True):
-        for k in range(many):
-            play.backward(term(8, 1 / many), armed=k == many - 1, armed_line=3, no_sync=k < many - 1)
-        play.sync(2)
-        play.step()
-        play.zero()
-    (judged,) = av.check(_ranks(*plays)).findings
-    assert (judged.rule, judged.severity, judged.times) == ("rank-token-weight", "warning", 3)
-    assert judged.evidence["elements on each rank"] == [16, 24]
-
-
 def _of_all_ranks(*windows: tuple[list[dict[str, Any]], ...]) -> Ledger:
     """Windows of two ranks, each with its own terms."""
     plays = [Play(), Play()]
@@ -244,6 +209,23 @@ def _of_all_ranks(*windows: tuple[list[dict[str, Any]], ...]) -> Ledger:
             play.step()
             play.zero()
     return _ranks(*plays)
+
+
+@pytest.mark.parametrize(
+    ("terms", "elements"),
+    [
+        # A rank's elements are those of its whole window.
+        (([term(3, 1 / 4, "sum"), term(1, 1 / 4, "sum")], [term(2, 1 / 6, "sum"), term(4, 1 / 6, "sum")]), [4, 6]),
+        # Each rank divides by a number of micro-batches of its own.
+        (([term(8, 1 / 2)] * 2, [term(8, 1 / 3)] * 3), [16, 24]),
+    ],
+)
+def test_ranks_that_divide_by_a_number_of_their_own_are_found(terms: Any, elements: list[int]) -> None:
+    (judged,) = av.check(_of_all_ranks(*[terms] * 3)).findings
+    assert (judged.rule, judged.severity, judged.times) == ("rank-token-weight", "warning", 3)
+    assert judged.evidence["elements on each rank"] == elements
+    weight = judged.evidence["weight per element on each rank, before the average"]
+    assert weight == pytest.approx([1 / many for many in elements])
 
 
 def _counted_over_ranks(times: int) -> Ledger:
@@ -363,11 +345,9 @@ def test_a_loss_that_leaks_into_the_other_networks_step_is_found_and_one_that_is
 def _replaced(owner: int | None) -> Play:
     """A loop whose optimizer was made with `old`, while the backwards reach `new`."""
     play = Play({"old": 0, "new": owner})
-    for _ in range(3):
+    for _ in play.each(range(3)):
         for _ in range(2):
             play.backward(term(8, 0.5), into=("new",))
-        play.step()
-        play.zero()
     return play
 
 
@@ -379,31 +359,26 @@ def test_an_optimizer_whose_parameters_were_replaced_after_it_was_made_trains_no
 
 
 def test_two_optimizers_that_apply_one_gradient_to_a_parameter_are_found() -> None:
-    rows: list[dict[str, Any]] = []
-    for _ in range(2):
-        rows += [
-            {"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 1.0}, "details": {"terms": [term(8, 1.0)]}},
-            {"kind": "step", "grad": {"w": 1.0}, "details": {"optimizer": "A", "optimizer_index": 0}},
-            {"kind": "step", "grad": {"w": 1.0}, "details": {"optimizer": "B", "optimizer_index": 1}},
-            {"kind": "zero_grad"},
-        ]
-    twice = Ledger.build([Parameter("w", (1,), optimizers=(0, 1))], rows)
-    (finding,) = av.check(twice).findings
-    assert (finding.rule, finding.severity, finding.step) == ("gradient-applied-twice", "warning", 2)
-    assert finding.evidence["parameters"] == ["w"]
-    assert found(Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)) == []
+    for owner, rules in (((0, 1), ["gradient-applied-twice"]), (0, [])):
+        play = Play({"w": owner})
+        for _ in range(2):
+            play.backward(term(8, 1.0))
+            play.step(0)
+            play.step(1)
+            play.zero()
+        findings = av.check(play.ledger).findings
+        assert [finding.rule for finding in findings] == rules
+        assert all((f.severity, f.step, f.evidence["parameters"]) == ("warning", 2, ["w"]) for f in findings)
 
 
 def test_a_schedule_that_moves_on_with_skipped_steps_is_a_condition() -> None:
-    rows: list[dict[str, Any]] = []
+    play = Play()
     for skipped in (True, True, True, False):
-        rows += [
-            {"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 1.0}, "details": {"terms": [term(8, 1.0)]}},
-            {"kind": "step", "grad": {"w": 1.0}, "details": {"optimizer_index": 0, "skipped": skipped}},
-            {"kind": "schedule", "grad": {"w": 1.0}, "details": {"optimizer_index": 0, "lr": [0.1]}},
-            {"kind": "zero_grad"},
-        ]
-    report = av.check(Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows))
+        play.backward(term(8, 1.0))
+        play.step(skipped=skipped)
+        play.schedule()
+        play.zero()
+    report = av.check(play.ledger)
     assert "moves on with 3 steps that the scaler skipped" in report.condition
     assert (report.counts["steps"], report.counts["skipped steps"]) == (1, 3)
 
@@ -411,11 +386,9 @@ def test_a_schedule_that_moves_on_with_skipped_steps_is_a_condition() -> None:
 def _beside(factor: float) -> Play:
     """A loss that is divided, and another one of the same backward that may not be."""
     play = Play()
-    for _ in range(2):
+    for _ in play.each(range(2)):
         for _ in range(4):
             play.backward(term(8, 0.25), term(8, factor, op="MseLossBackward0"))
-        play.step()
-        play.zero()
     return play
 
 
@@ -452,45 +425,37 @@ def test_the_healthy_loop_stays_healthy_beside_another_network(name: str) -> Non
 def _helper() -> Play:
     """Two losses through one helper: their innermost line is the same, the ones above it are not."""
     play = Play()
-    for _ in range(3):
+    for _ in play.each(range(3)):
         for caller in (30, 31):
             play.backward(term(8, 1.0))
             play.rows[-1]["frames"] = (("train.py", 10, "loss.backward()"), ("train.py", caller, "backward(x)"))
-        play.step()
-        play.zero()
     return play
 
 
 def _by_autograd_grad() -> Play:
     play = Play()
-    for _ in range(3):
+    for _ in play.each(range(3)):
         play._put("edit", grad={"w": [1.0] * 3, "v": [1.0] * 3})
-        play.step()
-        play.zero()
     return play
 
 
 def _master_copies() -> Play:
     play = Play({"w": None, "master": 0})
-    for _ in range(3):
+    for _ in play.each(range(3)):
         for _ in range(2):
             play.backward(term(8, 1.0), into=("w",))
         play.grad["master"] = play.grad.pop("w")
         play.touched(play._put("edit"), ["w", "master"])
-        play.step()
-        play.zero()
     return play
 
 
 def _manual_all_reduce() -> Play:
     play = Play()
-    for _ in range(2):
+    for _ in play.each(range(2)):
         for _ in range(2):
             play.backward(term(8, 0.5), armed=False, armed_line=3, no_sync=True)
         play.touched(play._put("sync", details={"op": "all-reduce", "ranks": 2}), ["w", "v"])
         play.edit(0.5)
-        play.step()
-        play.zero()
     return play
 
 
@@ -558,12 +523,10 @@ def test_windows_that_outgrow_their_divisor_are_told_so() -> None:
 def _drawn(*windows: str, factor: float = 0.25, lines: bool = False) -> Play:
     """Each micro-batch is of one of several tasks, which have losses of their own, on one line or on two."""
     play = Play()
-    for tasks in windows:
+    for tasks in play.each(windows):
         for task in tasks:
             op = "MseLossBackward0" if task == "b" else "NllLossBackward0"
             play.backward(term(8, factor, op=op), line=40 + (lines and task == "b"))
-        play.step()
-        play.zero()
     return play
 
 
@@ -582,11 +545,9 @@ def test_a_window_of_several_tasks_is_as_long_as_all_of_its_micro_batches(lines:
 def test_a_loss_that_some_micro_batches_have_makes_no_window_short() -> None:
     for factor, rules in ((0.5, []), (1.0, ["loss-not-divided"])):
         play = Play()
-        for own in ((2, 1), (2, 2), (1, 2), (1, 1), (2, 1)):
+        for own in play.each(((2, 1), (2, 2), (1, 2), (1, 1), (2, 1))):
             for many in own:
                 play.backward(*(term(8, factor, op=op) for op in ("NllLossBackward0", "MseLossBackward0")[:many]))
-            play.step()
-            play.zero()
         assert found(play) == rules
         assert all(f.evidence["micro-batches"] == 2 for f in av.check(play.ledger).findings)
 
@@ -643,13 +604,11 @@ def test_an_optimizer_that_neither_steps_nor_zeroes_is_found() -> None:
 
 def _counted(*, divisor: int, said: int = 4, first_tokens: int = 0) -> Play:
     play = Play()
-    for lengths in ((3, 40, 7, 110), (9, 9, 30, 2), (20, 10, 60, 1)):
+    for lengths in play.each(((3, 40, 7, 110), (9, 9, 30, 2), (20, 10, 60, 1))):
         for n in lengths:
             count = sum(lengths) + first_tokens
             factors = {"constants": [1 / count, 1 / said]} if divisor > 1 else {}
             play.backward(term(n, 1 / count / divisor, "sum") | factors)
-        play.step()
-        play.zero()
     return play
 
 
@@ -780,23 +739,19 @@ def test_any_right_windows_are_healthy(counts: list[int], clip: bool, elements: 
 
 def _a_second_backward() -> Play:
     play = Play()
-    for _ in range(2):
+    for _ in play.each(range(2)):
         for _ in range(4):
             play.backward(term(8, 1 / 4))
             play.backward(term(8, 0.3), label="aux", line=11)
-        play.step()
-        play.zero()
     return play
 
 
 def _a_first_loss_that_is_zeroed() -> Play:
     play = Play()
-    for _ in range(3):
+    for _ in play.each(range(3)):
         play.backward(term(8, 1.0), label="first", line=11)
         play.zero()
         play.backward(term(8, 1.0))
-        play.step()
-        play.zero()
     return play
 
 
@@ -808,11 +763,9 @@ def _half() -> Play:
 
 def _weighed_by_size(factor: float) -> Play:
     play = Play()
-    for _ in range(2):
+    for _ in play.each(range(2)):
         for size in (6, 2, 4, 4):
             play.backward(term(size, factor * size / 16))
-        play.step()
-        play.zero()
     return play
 
 
