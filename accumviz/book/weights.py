@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from accumviz import arguments
 from accumviz.graph.graph import Graph
 from accumviz.ledger.ledger import Ledger, Recorded
 from accumviz.show import literal
@@ -50,34 +49,21 @@ class WeightPath(NamedTuple):
 def path(ledger: Ledger) -> WeightPath:
     """Return the path of the weights: nothing for more than two elements, or for some that were not kept."""
     parameters = ledger.parameters
-    size = sum(parameter.numel for parameter in parameters)
-    of_ranks = any(parameter.rank is not None for parameter in parameters)
-    steps = [event.index for event in ledger.of("step")]
-    if not steps or of_ranks or size not in (1, 2):
-        return WeightPath()
-    kept = [ledger.weights(i) for i in range(len(parameters))]
-    if not all(weights.size for weights in kept):
-        return WeightPath()
-    return _through(np.concatenate(kept, axis=1), steps, _element_names(ledger))
-
-
-def _through(points: np.ndarray, steps: list[int], names: Names) -> WeightPath:
-    """Return the path through the points after these steps, and through that before the first, if it was recorded."""
-    first = np.flatnonzero(~np.isnan(points).all(axis=1))[:1]
-    before = [-1] if first.size and first[0] < steps[0] else []
-    rows = [*first[: len(before)], *steps]
-    return WeightPath(names, [*before, *steps], points[rows])
-
-
-def _element_names(ledger: Ledger) -> Names:
-    names = []
-    for parameter in ledger.parameters:
+    names: list[str] = []
+    kept = []
+    for p, parameter in enumerate(parameters):
         name = literal(parameter.name)
-        if parameter.numel == 1:
-            names.append(name)
-        else:
-            names += [f"{name}[0]", f"{name}[1]"]
-    return tuple(names)
+        names += [name] if parameter.numel == 1 else [f"{name}[0]", f"{name}[1]"]
+        kept.append(ledger.weights(p))
+    size = sum(parameter.numel for parameter in parameters)
+    steps = [event.index for event in ledger.of("step")]
+    if not steps or size not in (1, 2) or not all(one.size for one in kept):
+        return WeightPath()
+    points = np.concatenate(kept, axis=1)
+    is_known = ~np.isnan(points).all(axis=1)
+    before = np.flatnonzero(is_known[: steps[0]])[:1].tolist()
+    events = [-1] * len(before) + steps
+    return WeightPath(tuple(names), events, points[before + steps])
 
 
 def play(
@@ -224,13 +210,8 @@ def field(
     """Return the ground for the paths of these runs; None where there is no path, or the runs have different weights.
 
     `loss` takes a single weight and returns the loss there. The `right` ones among the runs say how
-    far it is worth looking. Raises `TypeError` for a loss that cannot be called, that returns no
-    number, or that is given for two weights.
+    far it is worth looking. Raises `TypeError` for a loss that returns no number, or that is given for two weights.
     """
-    if loss is not None and not callable(loss):
-        raise TypeError(
-            f"loss is {arguments.a(loss)}; expected a function of the weight: loss=lambda w: ..."
-        )
     paths = [path(ledger) for ledger in ledgers]
     names = paths[0].names if paths else ()
     if not names or any(one.names != names for one in paths):
@@ -238,25 +219,19 @@ def field(
     models = [path(ledger) for ledger in right]
     across = _range(paths, models, 0)
     up = _range(paths, models, len(names) - 1)
+    runs = len(paths)
+    if loss is None and len(names) == 2:
+        return Field(names, names, across, up, runs=runs)
     if loss is None:
-        return _plain_field(paths, across, up)
+        longest = max(len(one.events) for one in paths)
+        steps = (0.0, max(longest, 2) - 1.0)
+        return Field(names, ("step", *names), steps, up, runs=runs)
     if len(names) == 2:
         both = " and ".join(names)
         raise TypeError(f"loss is given for {both}; expected one weight")
     across = _with_valley(loss, across)
     heights, curve = _curve(loss, across)
-    axes = (*names, "loss")
-    return Field(names, axes, across, heights, loss, curve, len(paths))
-
-
-def _plain_field(paths: Sequence[WeightPath], across: Range, up: Range) -> Field:
-    """Return the ground without a loss: of two weights a plane, of one the steps and its values."""
-    names = paths[0].names
-    if len(names) == 2:
-        return Field(names, names, across, up, runs=len(paths))
-    longest = max(len(one.events) for one in paths)
-    steps = (0.0, max(longest, 2) - 1.0)
-    return Field(names, ("step", *names), steps, up, runs=len(paths))
+    return Field(names, (*names, "loss"), across, heights, loss, curve, runs)
 
 
 def _range(paths: Sequence[WeightPath], right: Sequence[WeightPath], i: int) -> Range:
@@ -357,14 +332,7 @@ def _round_values(low: float, high: float) -> list[float]:
     >>> _round_values(0.976, 2.23), _round_values(0.0, 3.0)
     ([1.0, 1.5, 2.0], [0.0, 1.0, 2.0, 3.0])
     """
-    wide = high - low
-    if not 0 < wide < math.inf:
-        return [low]
-    unit = 10.0 ** math.floor(math.log10(wide))
-    for factor in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0):
-        step = unit * factor
-        if wide / step < 5:
-            break
-    first = math.ceil(low / step)
-    last = math.floor(high / step)
-    return [k * step for k in range(first, last + 1)]
+    from matplotlib.ticker import MaxNLocator
+
+    ticks = MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(low, high)
+    return [float(tick) for tick in ticks if low <= tick <= high]

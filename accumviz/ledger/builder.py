@@ -28,10 +28,18 @@ def build(
     rows: list[dict[str, Any]],
     **about: Any,
 ) -> Kind:
-    """Return the ledger of these rows; see `Ledger.build`."""
+    """Return the ledger of these rows; see `Ledger.build`. Raises `KeyError` for a name that no parameter has."""
     names = [parameter.name for parameter in parameters]
-    for row in rows:
-        _check(row, names)
+    events = []
+    for e, row in enumerate(rows):
+        for field in _BY_NAME:
+            unknown = row.get(field, {}).keys() - names
+            if unknown:
+                raise KeyError(
+                    f"{field} of {min(unknown)!r}; the parameters are {names}"
+                )
+        fields = {name: row[name] for name in row if name not in _BY_NAME}
+        events.append(Event(e, **fields))
     shape = (len(rows), len(parameters))
     state = np.zeros(shape, np.uint8)
     contribution = np.zeros(shape)
@@ -49,10 +57,10 @@ def build(
             weights[p] = _column(rows, parameter, "weights")[weighed]
         before = np.concatenate([left[:1], left])
         for e, row in enumerate(rows):
-            state[e, p] = _state(row, parameter, before[e], left[e])
+            state[e, p] = _state(row, parameter.name, before[e], left[e])
     return kind(
         parameters,
-        [_event(e, row) for e, row in enumerate(rows)],
+        events,
         contribution,
         grad,
         state,
@@ -60,19 +68,6 @@ def build(
         weighed=Weighed(np.array(weighed, np.int64), weights),
         **about,
     )
-
-
-def _event(index: int, row: dict[str, Any]) -> Event:
-    fields = {name: row[name] for name in row if name not in _BY_NAME}
-    return Event(index, **fields)
-
-
-def _check(row: dict[str, Any], names: list[str]) -> None:
-    """Raise `KeyError` for a name that no parameter has."""
-    for field in _BY_NAME:
-        for name in row.get(field, {}):
-            if name not in names:
-                raise KeyError(f"{field} of {name!r}; the parameters are {names}")
 
 
 def _column(rows: list[dict[str, Any]], parameter: Parameter, field: str) -> np.ndarray:
@@ -86,18 +81,15 @@ def _column(rows: list[dict[str, Any]], parameter: Parameter, field: str) -> np.
 
 
 def _state(
-    row: dict[str, Any], parameter: Parameter, before: np.ndarray, after: np.ndarray
+    row: dict[str, Any], name: str, before: np.ndarray, after: np.ndarray
 ) -> int:
     """Return the bits of one parameter after a row."""
-    state = 0
-    if parameter.name in row.get("contribution", {}):
-        state |= CONTRIBUTED | CHANGED
-    if parameter.name not in row.get("grad", {}):
+    contributed = name in row.get("contribution", {})
+    state = CONTRIBUTED | CHANGED if contributed else 0
+    if name not in row.get("grad", {}):
         return state
-    if row["kind"] == "zero_grad" and not after.any():
-        return state | PRESENT | CHANGED  # even where a 0 becomes a 0
-    was_present = not np.isnan(before).any()
-    differs = bool((before != after).any())
-    if row["kind"] != "backward" and was_present and differs:
-        state |= CHANGED
-    return state | PRESENT
+    # A zeroing changes even where a 0 becomes a 0.
+    changed = row["kind"] == "zero_grad" and not after.any()
+    if row["kind"] != "backward" and not np.isnan(before).any():
+        changed |= bool((before != after).any())
+    return state | PRESENT | CHANGED * changed

@@ -15,7 +15,6 @@ import errno
 import json
 import math
 import os
-import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -126,39 +125,32 @@ class Reader:
         *,
         repair: bool = False,
         opened: BinaryIO | None = None,
-        size: int | None = None,
     ) -> None:
         arguments.file("path", path)
-        self.path, self.repair = Path(path), repair
+        self.path = Path(path)
+        self.repair = repair
         self.complete = False
         self.end: dict[str, Any] = {}
-        self._size = size  # of an open file, so much was written when it was asked for
         self._opened = opened
 
     def __iter__(self) -> Iterator[Chunk]:
         try:
             with self._opened or self.path.open("rb") as file:
-                about = os.fstat(file.fileno())
-                if not stat.S_ISREG(about.st_mode):
-                    raise LedgerFileError(f"{str(self.path)!r} is not a file")
                 file.seek(0)
-                self._check_magic(file.read(len(MAGIC)))
-                yield from self._rest(file, self._size or about.st_size)
+                magic = file.read(len(MAGIC))
+                if magic != MAGIC:
+                    raise LedgerFileError(
+                        f"{str(self.path)!r} is not an accumviz file of format {FORMAT} (it starts with {magic!r}); "
+                        "pass a file that this version of accumviz has written"
+                    )
+                yield from self._chunks(file)
         except OSError as error:
             raise LedgerFileError(
                 f"cannot open {str(self.path)!r}: {error.strerror or error}"
             ) from error
 
-    def _check_magic(self, magic: bytes) -> None:
-        if magic == MAGIC:
-            return
-        raise LedgerFileError(
-            f"{str(self.path)!r} is not an accumviz file of format {FORMAT} (it starts with {magic!r}); "
-            "pass a file that this version of accumviz has written"
-        )
-
-    def _rest(self, file: BinaryIO, size: int) -> Iterator[Chunk]:
-        for number, (position, body, checksum) in enumerate(_frames(file, size), 1):
+    def _chunks(self, file: BinaryIO) -> Iterator[Chunk]:
+        for number, (position, body, checksum) in enumerate(_frames(file), 1):
             try:
                 if zlib.crc32(body) != checksum:
                     raise ValueError("its checksum does not match")
@@ -179,19 +171,20 @@ class Reader:
                 yield header, arrays
 
 
-def _frames(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes, int]]:
+def _frames(file: BinaryIO) -> Iterator[tuple[int, bytes, int]]:
     """Yield position, body and checksum of each whole chunk."""
-    position = file.tell()
-    while position + _FRAME.size <= size:
+    size = os.fstat(file.fileno()).st_size
+    while True:
+        position = file.tell()
         frame = file.read(_FRAME.size)
         if len(frame) < _FRAME.size:
             return
         length, checksum = _FRAME.unpack(frame)
+        # A false length would take as much memory as it says.
         body = file.read(min(length, size))
         if len(body) < length:
             return
         yield position, body, checksum
-        position += _FRAME.size + length
 
 
 T = TypeVar("T")
@@ -238,7 +231,6 @@ class Writer:
         self.path = Path(path)
         self.overwrite = overwrite
         self.size = 0
-        self._target = self.path
         self._file: BinaryIO | None = None
         self._closed = False
         self._process = os.getpid()
@@ -258,8 +250,8 @@ class Writer:
         if self._file is not None or self._closed:
             return
         self._process = os.getpid()
-        self._target = resolved(self.path)
-        self._file = _create(self._target, self.path, self.overwrite)
+        self.path = self.path.absolute()
+        self._file = _create(self.path, self.overwrite)
         try:
             self._write(MAGIC)
         except BaseException:
@@ -289,9 +281,10 @@ class Writer:
             while left:  # where the disk took only a part, the second try says why
                 left = left[self._file.write(left) :]
         except OSError as error:
+            error.filename = str(self.path)
             with contextlib.suppress(OSError):
                 self._file.truncate(self.size)
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
+            raise
         self.size += len(data)
 
     def read(self) -> Reader:
@@ -299,15 +292,15 @@ class Writer:
 
         Raises `LedgerFileError` where the file was moved or changed after it was closed.
         """
+        opened = None
         if self._file is not None and not self._closed:
             opened = os.fdopen(os.dup(self._file.fileno()), "rb")
-            return Reader(self.path, repair=True, opened=opened, size=self.size)
-        if not self._target.exists() or self._target.stat().st_size != self.size:
+        elif not self.path.exists() or self.path.stat().st_size != self.size:
             raise LedgerFileError(
                 f"{str(self.path)!r}, which holds what was recorded, was moved or changed since; "
                 "load it with av.load(...) from where it is now"
             )
-        return Reader(self._target, repair=True)
+        return Reader(self.path, repair=True, opened=opened)
 
     def close(self, **end: Any) -> None:
         """Mark the file as closed and close it; `end` is kept as `Reader.end`.
@@ -324,7 +317,7 @@ class Writer:
     def discard(self) -> None:
         """Close the file without the mark, and delete it."""
         if self._file is not None and self.is_ours:
-            self._target.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
         self.abandon()
 
     def abandon(self) -> None:
@@ -348,13 +341,12 @@ def save(
     **end: Any,
 ) -> None:
     """Write a whole file, which appears at `path` when it is finished; `overwrite` as for `Writer`."""
-    target = resolved(Path(path))
+    target = Path(path).absolute()
     if target.exists() and not overwrite:
-        raise FileExistsError(_refusal(path))
+        raise _exists(target)
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.new")
     writer = Writer(unfinished, overwrite=True)
     try:
-        writer.open()
         for header, arrays in chunks:
             writer.append(header, arrays)
         writer.close(**end)
@@ -364,35 +356,23 @@ def save(
         raise
 
 
-def resolved(path: Path) -> Path:
-    """Return a path with its links resolved. Raises `OSError` for a name that cannot be."""
-    try:
-        return path.resolve()
-    except (
-        ValueError,
-        RuntimeError,
-    ) as error:  # half of a character, a circle of links
-        raise OSError(errno.EINVAL, str(error), str(path)) from error
-
-
-def _create(target: Path, path: Path, overwrite: bool) -> BinaryIO:
+def _create(path: Path, overwrite: bool) -> BinaryIO:
     """Create a file that can be read as well; writes go to its end, wherever a reader has moved."""
     mode = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
-    if target.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if overwrite and path.is_file():
+        path.unlink()
     try:
-        if overwrite and target.is_file():
-            target.unlink()
-        descriptor = os.open(target, mode | getattr(os, "O_BINARY", 0), 0o666)
+        descriptor = os.open(path, mode | getattr(os, "O_BINARY", 0), 0o666)
     except FileExistsError:
-        raise FileExistsError(_refusal(path)) from None
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        raise _exists(path) from None
+    except ValueError as error:  # half of a character
+        raise OSError(errno.EINVAL, str(error), str(path)) from error
     return os.fdopen(descriptor, "r+b", buffering=0)
 
 
-def _refusal(path: str | Path) -> str:
-    return f"{str(path)!r} exists already; pass overwrite=True to replace it, or another name"
+def _exists(path: Path) -> FileExistsError:
+    said = f"{str(path)!r} exists already; pass overwrite=True to replace it, or another name"
+    return FileExistsError(said)
 
 
 # --- checks of what a file says ----------------------------------------------------------------

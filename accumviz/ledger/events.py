@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -181,9 +182,10 @@ class Events(Sequence[Event]):
         numbers: np.ndarray,
         tables: Mapping[str, Sequence[str]],
     ) -> None:
-        self.codes, self.numbers = codes, numbers
+        self.codes = codes
+        self.numbers = numbers
         self.tables = {name: tuple(tables[name]) for name in TABLES}
-        self.codes.flags.writeable = self.numbers.flags.writeable = False
+        codes.flags.writeable = numbers.flags.writeable = False
         self._detailed: dict[tuple[str, str], np.ndarray] = {}
 
     @classmethod
@@ -210,13 +212,30 @@ class Events(Sequence[Event]):
         for at, (name, default) in enumerate(CODES.items()):
             values = columns.get(name, (default,) * count)
             if name in TABLES:
-                places: dict[str, int] = {}
-                values = [_text(value or default) for value in values]
-                values = [places.setdefault(text, len(places)) for text in values]
-                tables[name] = list(places)
+                texts = [_text(value or default) for value in values]
+                tables[name], values = _numbered(texts)
             codes[:, at] = [default if value is None else value for value in values]
         for at, (name, default) in enumerate(NUMBERS.items()):
             numbers[:, at] = columns.get(name, default)
+        return cls(codes, numbers, tables)
+
+    @classmethod
+    def join(cls, parts: Sequence[Events]) -> Events:
+        """Return the events of all parts, one after the other, with each text once."""
+        codes = np.concatenate([part.codes for part in parts])
+        numbers = np.concatenate([part.numbers for part in parts])
+        tables = {}
+        for name in TABLES:
+            column = codes[:, _AT[name]]
+            texts: list[str] = []
+            start = 0
+            for part in parts:
+                stop = start + len(part)
+                column[start:stop] += len(texts)
+                texts += part.tables[name]
+                start = stop
+            tables[name], places = _numbered(texts)
+            column[:] = np.array(places, np.int32)[column]
         return cls(codes, numbers, tables)
 
     def __len__(self) -> int:
@@ -230,31 +249,18 @@ class Events(Sequence[Event]):
         places = range(len(self))[index]
         if isinstance(places, range):
             return tuple(self[i] for i in places)
-        return self._make(places)
-
-    def _make(self, index: int) -> Event:
-        codes = dict(zip(CODES, self.codes[index].tolist(), strict=True))
-        fields: dict[str, Any] = {
-            name: table[codes[name]] for name, table in self.tables.items()
-        }
+        codes = dict(zip(CODES, self.codes[places].tolist(), strict=True))
+        fields: dict[str, Any] = {}
+        for name, table in self.tables.items():
+            fields[name] = table[codes[name]]
         # Parsed anew: what is done to the details of one event changes no ledger.
         fields["details"] = json.loads(fields["details"])
         fields["frames"] = self._frames[codes["frames"]]
         fields["line"] = codes["line"]
         fields["rank"] = None if codes["rank"] < 0 else codes["rank"]
-        for name, value in zip(NUMBERS, self.numbers[index].tolist(), strict=True):
+        for name, value in zip(NUMBERS, self.numbers[places].tolist(), strict=True):
             fields[name] = _NAN if math.isnan(value) else value
-        return Event(index, **fields)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Events | tuple):
-            return tuple(self) == tuple(other)
-        return NotImplemented
-
-    __hash__ = None  # type: ignore[assignment] # events hold mappings
-
-    def __repr__(self) -> str:
-        return repr(tuple(self))
+        return Event(places, **fields)
 
     def column(self, name: str) -> np.ndarray:
         """Return one column of `NUMBERS`, or `line` or `rank` (-1: all of them)."""
@@ -270,19 +276,16 @@ class Events(Sequence[Event]):
     def detail(self, name: str, default: Any) -> np.ndarray:
         """Return one entry of every event's details, or `default`, whose type (number, truth, object) the array has."""
         key = name, repr(default)
-        if key in self._detailed:
-            return self._detailed[key]
-        kind = type(default) if isinstance(default, bool | int | float) else object
-        table = np.empty(max(len(self.details), 1), kind)
-        for i, details in enumerate(self.details):
-            try:
-                table[i] = details.get(name, default)
-            except (TypeError, ValueError, OverflowError):
-                table[i] = default
-        column: np.ndarray = table[self.column("details")]
-        column.flags.writeable = False
-        self._detailed[key] = column
-        return column
+        if key not in self._detailed:
+            kind = type(default) if isinstance(default, bool | int | float) else object
+            table = np.full(max(len(self.details), 1), default, kind)
+            for code, details in enumerate(self.details):
+                with contextlib.suppress(TypeError, ValueError, OverflowError):
+                    table[code] = details.get(name, default)
+            column = table[self.column("details")]
+            column.flags.writeable = False
+            self._detailed[key] = column
+        return self._detailed[key]
 
     def has(self, name: str) -> np.ndarray:
         """Return for each event whether its details have this entry."""
@@ -298,7 +301,7 @@ class Events(Sequence[Event]):
     def _frames(self) -> list[tuple[tuple[str, int, str], ...]]:
         frames = []
         for text in self.tables["frames"]:
-            frames.append(tuple(tuple(frame) for frame in json.loads(text)))
+            frames.append(tuple(map(tuple, json.loads(text))))
         return frames
 
     @property
@@ -308,11 +311,11 @@ class Events(Sequence[Event]):
 
     def take(self, places: Any) -> Events:
         """Return the events at these places (a slice, or integers), with no text that they lack."""
-        codes, tables = np.array(self.codes[places]), {}
+        codes = np.array(self.codes[places])
+        tables = {}
         for name in TABLES:
-            used, codes[:, _AT[name]] = np.unique(
-                codes[:, _AT[name]], return_inverse=True
-            )
+            column = codes[:, _AT[name]]
+            used, column[:] = np.unique(column, return_inverse=True)
             tables[name] = [self.tables[name][code] for code in used.tolist()]
         return Events(codes, np.array(self.numbers[places]), tables)
 
@@ -324,26 +327,11 @@ def _text(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), default=repr)
 
 
-class Gatherer:
-    """The tables of several parts put together: each text once, whichever parts have it."""
-
-    def __init__(self) -> None:
-        self._places: dict[str, dict[str, int]] = {name: {} for name in TABLES}
-
-    def renumbered(self, part: Block | Events) -> np.ndarray:
-        """Return the codes of a part, which are places in its own tables, as places in those of all parts."""
-        codes = np.array(part.codes)
-        for name, places in self._places.items():
-            table = part.tables[name]
-            moved = [places.setdefault(text, len(places)) for text in table]
-            at = _AT[name]
-            codes[:, at] = np.array(moved or [0], np.int32)[codes[:, at]]
-        return codes
-
-    @property
-    def tables(self) -> dict[str, list[str]]:
-        """The tables of all parts so far."""
-        return {name: list(places) for name, places in self._places.items()}
+def _numbered(texts: Iterable[str]) -> tuple[list[str], list[int]]:
+    """Return each text once, and the place of every text among these."""
+    table: dict[str, int] = {}
+    places = [table.setdefault(text, len(table)) for text in texts]
+    return list(table), places
 
 
 class Weighed(NamedTuple):
@@ -366,15 +354,12 @@ class Weighed(NamedTuple):
 class Block:
     """Consecutive events with their rows of all arrays: what a recording adds at once, and a file stores as one chunk.
 
-    `codes`, `numbers` and `tables` are those of `Events`; `contribution`, `grad` and `state` have a column for
-    each parameter. `added` and `left`, what was contributed and `.grad`, have one for each element of the
-    parameters of which elements are kept, one parameter after the other. `weights` are those elements' weights
-    after the events `weighed`.
+    `contribution`, `grad` and `state` have a column for each parameter. `added` and `left`, what was contributed
+    and `.grad`, have one for each element of the parameters of which elements are kept, one parameter after the
+    other. `weights` are those elements' weights after the events `weighed`.
     """
 
-    tables: Mapping[str, Sequence[str]]
-    codes: np.ndarray
-    numbers: np.ndarray
+    events: Events
     contribution: np.ndarray
     grad: np.ndarray
     state: np.ndarray
@@ -383,27 +368,18 @@ class Block:
     weighed: np.ndarray
     weights: np.ndarray
 
-    @property
-    def arrays(self) -> list[np.ndarray]:
-        """The arrays."""
-        return [getattr(self, name) for name in ARRAYS]
-
     @classmethod
     def empty(cls, parameters: int, elements: int) -> Block:
         """Return a block of no events."""
-        widths = {"codes": len(CODES), "numbers": len(NUMBERS)}
-        widths |= dict.fromkeys(("contribution", "grad", "state"), parameters)
-        widths |= dict.fromkeys(("added", "left", "weights"), elements)
-        arrays = {}
-        for name, width in widths.items():
-            arrays[name] = np.zeros((0, width), ARRAYS[name])
-        return cls(dict.fromkeys(TABLES, ()), weighed=np.zeros(0, np.int32), **arrays)
+        norms = np.zeros((0, parameters), np.float32)
+        state = np.zeros((0, parameters), np.uint8)
+        kept = np.zeros((0, elements))
+        events = Events.of(())
+        return cls(events, norms, norms, state, kept, kept, np.zeros(0, np.int32), kept)
 
 
-# The arrays of a block, and what their numbers are.
+# The arrays of a block beside its events, and what their numbers are.
 ARRAYS = {
-    "codes": "<i4",
-    "numbers": "<f8",
     "contribution": "<f4",
     "grad": "<f4",
     "state": "|u1",
@@ -418,16 +394,15 @@ def join(blocks: list[Block]) -> Block:
     """Put blocks (one at least) together; the list is emptied, so that no number is held twice for long."""
     if len(blocks) == 1:
         return blocks[0]
-    gathered = Gatherer()
+    events = Events.join([block.events for block in blocks])
     parts = {name: [getattr(block, name) for block in blocks] for name in ARRAYS}
-    parts["codes"] = [gathered.renumbered(block) for block in blocks]
     start = 0
     for number, block in enumerate(blocks):
         parts["weighed"][number] = block.weighed + start
-        start += len(block.codes)
+        start += len(block.events)
     blocks.clear()
     joined = {name: np.concatenate(parts.pop(name)) for name in ARRAYS}
-    return Block(gathered.tables, **joined)
+    return Block(events, **joined)
 
 
 class Arrays:
@@ -492,7 +467,7 @@ class Arrays:
                 weights[p] = block.weights[:, start:end]
         return cls(
             parameters,
-            Events(block.codes, block.numbers, block.tables),
+            block.events,
             block.contribution,
             block.grad,
             block.state,

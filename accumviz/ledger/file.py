@@ -18,6 +18,7 @@ from accumviz.ledger.events import (
     TABLES,
     Arrays,
     Block,
+    Events,
     Parameter,
     join,
 )
@@ -25,9 +26,11 @@ from accumviz.ledger.events import (
 # Bytes of arrays in one chunk of a saved ledger: reading it holds two of them.
 _CHUNK_BYTES = 4 << 20
 _MOST = 1 << 48
+_LARGEST_CODE = np.iinfo(np.int32).max
 _BYTES = ("saved_before", "saved_after", "allocated", "peak")
-# By column, equal numbers stand side by side, and compress.
-_BY_COLUMN = ("codes", "numbers")
+# The arrays of a chunk, and what their numbers are. Those of events stand by column: equal numbers are neighbours,
+# and compress.
+_ARRAYS = {"codes": "<i4", "numbers": "<f8", **ARRAYS}
 
 # What a file may say, as `_check` reads it: an object's entries, a list of like things, a range of whole numbers, or
 # types.
@@ -59,6 +62,7 @@ _PARAMETER = {
     "aliases": [_TEXT],
     "optimizers": [_WHOLE],
     "requires_grad": (bool,),
+    "rank": (int, type(None)),
     "unsharded_of": _TEXT,
 }
 _META = {
@@ -88,14 +92,11 @@ def described(
 
 def packed(block: Block) -> Chunk:
     """Return a block as a chunk."""
-    tables = {name: list(block.tables[name]) for name in TABLES}
-    arrays = {}
+    events = block.events
+    arrays = {"codes": events.codes.T, "numbers": events.numbers.T}
     for name, kind in ARRAYS.items():
-        array = getattr(block, name)
-        if name in _BY_COLUMN:
-            array = array.T
-        arrays[name] = array.astype(kind, copy=False)
-    return {"tables": tables}, arrays
+        arrays[name] = getattr(block, name).astype(kind, copy=False)
+    return {"tables": events.tables}, arrays
 
 
 def chunks(ledger: Arrays) -> Iterator[Chunk]:
@@ -114,33 +115,33 @@ def chunks(ledger: Arrays) -> Iterator[Chunk]:
 
 def _block(ledger: Arrays, kept: Sequence[int], rows: slice) -> Block:
     """Return some events as a block."""
-    events = ledger.columns.take(rows)
-    weighed = ledger.weighed
-    bounds = [rows.start, rows.stop]
-    first, last = np.searchsorted(weighed.events, bounds).tolist()
-    nothing = np.zeros((len(events), 0))
-    added, left = [nothing], [nothing]
-    weights = [np.zeros((last - first, 0))]
+    events, weights = ledger.weighed
+    first, last = np.searchsorted(events, [rows.start, rows.stop]).tolist()
+    # Of no parameter at all there are still rows.
+    added = [np.zeros((len(ledger.state), 0))]
+    left = list(added)
+    after = [np.zeros((len(events), 0))]
     for p in kept:
         of_added, of_left = ledger.exact[p]
-        added.append(of_added[rows])
-        left.append(of_left[rows])
-        after = np.zeros((0, of_added.shape[1]))
-        if last > first:
-            after = weighed.elements[p][first:last]
-        weights.append(after)
+        added.append(of_added)
+        left.append(of_left)
+        unknown = np.full((len(events), of_added.shape[1]), np.nan)
+        after.append(weights.get(p, unknown))
     return Block(
-        events.tables,
-        events.codes,
-        events.numbers,
+        ledger.columns.take(rows),
         ledger.contribution[rows],
         ledger.grad[rows],
         ledger.state[rows],
-        np.concatenate(added, axis=1),
-        np.concatenate(left, axis=1),
-        weighed.events[first:last] - rows.start,
-        np.concatenate(weights, axis=1),
+        _beside(added, rows),
+        _beside(left, rows),
+        events[first:last] - rows.start,
+        _beside(after, slice(first, last)),
     )
+
+
+def _beside(tables: list[np.ndarray], rows: slice) -> np.ndarray:
+    """Return some rows of tables side by side."""
+    return np.concatenate([table[rows] for table in tables], axis=1)
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -174,8 +175,6 @@ def decode(reader: Reader, kind: type[Kind]) -> Kind:
     parameters = _parameters(about["parameters"])
     kept = about["kept"]
     _check(kept, [range(len(parameters))], "kept")
-    if len(set(kept)) < len(kept):
-        raise ValueError("elements of one parameter are kept twice")
     elements = sum(parameters[p].numel for p in kept)
     block = join(parts or [Block.empty(len(parameters), elements)])
     for array in (block.added, block.left, block.weights):
@@ -199,44 +198,44 @@ def _parameters(rows: Any) -> tuple[Parameter, ...]:
     for row in rows:
         for name in ("shape", "aliases", "optimizers"):
             row[name] = tuple(row[name])
-        parameters.append(Parameter(**row))
-    names = {"", *(parameter.name for parameter in parameters)}
-    for parameter in parameters:
-        if parameter.rank is not None:
-            _check(parameter.rank, _WHOLE, "rank")
+        parameter = Parameter(**row)
         _check(parameter.numel, _WHOLE, "the size of a parameter")
-        if parameter.unsharded_of not in names:
-            raise ValueError(f"{parameter.unsharded_of!r} is no parameter")
+        parameters.append(parameter)
     return tuple(parameters)
 
 
 def _block_of(tables: dict[str, Any], arrays: dict[str, np.ndarray]) -> Block:
     """Return a block whose columns fit together; whether they fit to the parameters is seen when it is joined."""
-    for name in _BY_COLUMN:
+    for name in ("codes", "numbers"):
         arrays[name] = np.ascontiguousarray(arrays[name].T)
-    length = len(arrays["codes"])
+    codes = arrays["codes"]
     weighed = arrays["weighed"]
-    for name, kind in ARRAYS.items():
+    for name, kind in _ARRAYS.items():
         array = arrays[name]
         dimensions = 1 if name == "weighed" else 2
-        rows = len(weighed) if name in ("weighed", "weights") else length
+        rows = weighed if name in ("weighed", "weights") else codes
         fits = array.ndim == dimensions and array.dtype == np.dtype(kind)
-        if not fits or len(array) != rows:
+        if not fits or len(array) != len(rows):
             raise ValueError(f"{name} is an array of {array.dtype} {array.shape}")
-    if (np.diff(weighed, prepend=-1, append=length) <= 0).any():
+    if (np.diff(weighed, prepend=-1, append=len(codes)) <= 0).any():
         raise ValueError("weights are not in the order of their events")
-    numbers = dict(zip(NUMBERS, arrays["numbers"].T, strict=True))
-    _check_range(np.isfinite(numbers["time"]), "time")
-    for name in _BYTES:
-        is_unknown = np.isnan(numbers[name])
-        is_size = (numbers[name] >= 0) & (numbers[name] <= _MOST)
-        _check_range(is_unknown | is_size, name)
+    for column, name in zip(arrays["numbers"].T, NUMBERS, strict=True):
+        _check_numbers(column, name)
     texts = _tables(tables)
-    for column, name in zip(arrays["codes"].T, CODES, strict=True):
+    for column, name in zip(codes.T, CODES, strict=True):
         least = -1 if name == "rank" else 0
-        most = len(texts[name]) - 1 if name in texts else np.iinfo(np.int32).max
+        most = len(texts[name]) - 1 if name in texts else _LARGEST_CODE
         _check_range((column >= least) & (column <= most), name)
-    return Block(texts, **{name: arrays[name] for name in ARRAYS})
+    events = Events(arrays.pop("codes"), arrays.pop("numbers"), texts)
+    return Block(events, **{name: arrays[name] for name in ARRAYS})
+
+
+def _check_numbers(column: np.ndarray, name: str) -> None:
+    if name == "time":
+        _check_range(np.isfinite(column), name)
+    elif name in _BYTES:
+        is_size = (column >= 0) & (column <= _MOST)
+        _check_range(is_size | np.isnan(column), name)
 
 
 def _tables(given: dict[str, Any]) -> dict[str, list[str]]:
@@ -291,7 +290,6 @@ def _details(text: str) -> str:
 def _frames(text: str) -> str:
     """Return the JSON of the lines that led to an event."""
     frames = sane(json.loads(text))
-    _check(frames, [[(str, int)]], "frames")
     for file, line, source in frames:
         _check([file, source], [_TEXT], "a frame")
         _check(line, _WHOLE, "a line")

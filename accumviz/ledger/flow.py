@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from accumviz.ledger.events import CHANGED, CONTRIBUTED, PRESENT, Arrays, Events
+from accumviz.ledger.events import CHANGED, CONTRIBUTED, PRESENT, Arrays, Event, Events
 
 # Two numbers are the same if they differ by less than float32 norms are rounded; gradients in half precision are
 # rounded once more.
 SAME, SAME_IN_HALF = 1e-3, 2e-2
+HALF = ("float16", "bfloat16")
 
 # Why the factor of an event is unknown; 0 is "known".
 UNREAD = (
@@ -96,28 +97,17 @@ class Window(NamedTuple):
 
 # --- the factor of each event ---------------------------------------------------------------------
 
-
-class Scaling(NamedTuple):
-    """The events that scale `.grad`, and by which factor: one for all parameters that the event `changed`.
-
-    `kind` says whose factor it is: 0 changes by hand, 1 clips, 2 the gradient scaler. `reason` is a place in `UNREAD`;
-    where it is not 0 the factor is unknown. `ranks` is over how many ranks the event averaged, 0 where it did not: an
-    average leaves alone what an earlier one has made the same everywhere, so that it is not one of the factors.
-    """
-
-    events: np.ndarray
-    kind: np.ndarray
-    factor: np.ndarray
-    ranks: np.ndarray
-    reason: np.ndarray
-    changed: np.ndarray
-
-
+# Whose factor it is: changes by hand, clips, the gradient scaler.
 _HAND, _CLIP, _SCALER = range(3)
 
 
-class _Factor(NamedTuple):
-    """What one event did to `.grad`."""
+class Factor(NamedTuple):
+    """What one event did to `.grad`: one factor for all parameters that it changed.
+
+    `reason` is a place in `UNREAD`; where it is not 0 the factor is unknown. `ranks` is over how many ranks the event
+    averaged, 0 where it did not: an average leaves alone what an earlier one has made the same everywhere, so that
+    it is not one of the factors.
+    """
 
     factor: float = 1.0
     kind: int = _HAND
@@ -125,165 +115,138 @@ class _Factor(NamedTuple):
     reason: int = 0
 
 
-class _Change:
-    """An event that changed some parameters' `.grad`: its details, and the norms around it.
+class Scaling(NamedTuple):
+    """The events that scale `.grad`: a row of `factors` for each (as `Factor` has them), and what it `changed`."""
 
-    `ratio` is the norm after it by the norm before, for each parameter; NaN where it did not change, or where that says
-    nothing. `remains` are the changed parameters of which something is left.
+    events: np.ndarray
+    factors: np.ndarray
+    changed: np.ndarray
+
+
+class _Change(NamedTuple):
+    """An event that changed some parameters' `.grad`, and by which ratio their norms changed.
+
+    `ratio` is NaN where norms changed by several ratios, or none is known; then it `says_nothing`. `remains` are the
+    changed parameters of which something is left.
     """
 
-    def __init__(self, ledger: Arrays, event: int, changed: np.ndarray) -> None:
-        events = ledger.columns
-        kind = events.column("kind")[event]
-        details = events.column("details")[event]
-        self.ledger = ledger
-        self.event = event
-        self.kind = events.tables["kind"][kind]
-        self.details = events.details[details]
-        self.changed = changed
-        after = ledger.grad[event].astype(float)
-        before = np.full(after.shape, np.nan)
-        if event:
-            before = ledger.grad[event - 1].astype(float)
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            ratio = after / before
-        meaningful = changed & np.isfinite(ratio)
-        meaningful &= ratio > 0
-        self.ratio = np.where(meaningful, ratio, np.nan)
-        present = ledger.state[event] & PRESENT
-        self.remains = changed & (after != 0)
-        self.remains &= present > 0
-        self.tolerance = SAME
-        for p in np.flatnonzero(changed).tolist():
-            if ledger.parameters[p].dtype in ("float16", "bfloat16"):
-                self.tolerance = SAME_IN_HALF
+    event: Event
+    ratio: float
+    says_nothing: bool
+    remains: np.ndarray
+    tolerance: float
 
     def number(self, name: str) -> float:
         """Return a number of the event's details, NaN where it is none."""
-        return number(self.details.get(name))
-
-    def one_ratio(self) -> float:
-        """Return the ratio that all changed parameters have; NaN where they differ or none is known."""
-        ratios = self.ratio[~np.isnan(self.ratio)]
-        if not ratios.size:
-            return math.nan
-        mean = float(ratios.mean())
-        is_one = np.ptp(ratios) <= self.tolerance * mean
-        return mean if is_one else math.nan
-
-    def multiplies(self, factor: float) -> bool:
-        """Return whether every element was multiplied by this factor.
-
-        Kept elements show it. Where only norms are kept, those of several parameters have to agree.
-        """
-        remaining = np.flatnonzero(self.remains).tolist()
-        kept = [p for p in remaining if p in self.ledger.exact]
-        if not kept:
-            return len(remaining) > 1
-        return all(self._multiplies_elements(p, factor) for p in kept)
-
-    def _multiplies_elements(self, parameter: int, factor: float) -> bool:
-        _, grad = self.ledger.exact[parameter]
-        expected = grad[self.event - 1] * factor
-        # Small elements may be lost to rounding beside large ones.
-        largest = np.abs(expected).max(initial=0)
-        with np.errstate(invalid="ignore"):
-            apart = np.abs(grad[self.event] - expected)
-        agrees = apart <= self.tolerance * largest
-        return bool(agrees.all())
+        return number(self.event.details.get(name))
 
 
 def scaling(ledger: Arrays) -> Scaling:
     """Return the events of a ledger that scale `.grad`, each with its factor."""
     changed = ledger.state & CHANGED > 0
-    scales = _scales(ledger.columns)
-    at = np.flatnonzero(scales & changed.any(axis=1))
+    at = np.flatnonzero(_scales(ledger.columns) & changed.any(axis=1))
     changed = changed[at]
+    after = ledger.grad[at].astype(float)
+    before = ledger.grad[at - 1].astype(float)
+    before[at == 0] = np.nan
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        ratio = after / before
+    ratio[~changed | ~np.isfinite(ratio) | (ratio <= 0)] = np.nan
+    remains = changed & (after != 0) & (ledger.state[at] & PRESENT > 0)
+    in_half = [parameter.dtype in HALF for parameter in ledger.parameters]
+    tolerance = np.where((changed & in_half).any(axis=1), SAME_IN_HALF, SAME)
     factors = []
-    for row, event in enumerate(at.tolist()):
-        change = _Change(ledger, event, changed[row])
-        factor = _factor(change)
+    for row, e in enumerate(at.tolist()):
+        event = ledger.events[e]
+        ratios = ratio[row][~np.isnan(ratio[row])]
+        within = float(tolerance[row])
+        one_ratio = _one(ratios, within)
+        change = _Change(event, one_ratio, not ratios.size, remains[row], within)
+        factor = _factor(ledger, change)
         factors.append(factor)
         if factor.reason == BY_VALUE:
-            changed[row] &= change.ratio != 1
-        elif change.kind == "edit":
-            changed[row] = change.remains
+            changed[row] &= ratio[row] != 1
+        elif event.kind == "edit":
+            changed[row] = remains[row]
     rows = np.array(factors, float)
-    rows = rows.reshape(-1, len(_Factor._fields))
-    factor_of, kind, ranks, reason = rows.T
-    return Scaling(
-        at,
-        kind.astype(int),
-        factor_of,
-        ranks,
-        reason.astype(int),
-        changed,
-    )
+    return Scaling(at, rows.reshape(-1, len(Factor._fields)), changed)
+
+
+def _one(ratios: np.ndarray, tolerance: float) -> float:
+    """Return the ratio that all of these are; NaN where they differ or there is none."""
+    if not ratios.size:
+        return math.nan
+    mean = float(ratios.mean())
+    return mean if np.ptp(ratios) <= tolerance * mean else math.nan
 
 
 def _scales(events: Events) -> np.ndarray:
     """Mark the events that may scale what is in `.grad`."""
     # A fused optimizer unscales what it reads, and leaves it unscaled.
     unscales = events.detail("amp_scale", 0.0) > 0
-    taken = events.where("kind", "step") & ~events.skipped
-    fused = taken & unscales
+    fused = events.where("kind", "step") & ~events.skipped & unscales
     synced = events.where("kind", "sync") & ~scatters(events)
-    changes = events.where("kind", "clip", "unscale", "edit")
-    scales: np.ndarray = changes | fused | synced
-    return scales
+    scales: np.ndarray = events.where("kind", "clip", "unscale", "edit")
+    return scales | fused | synced
 
 
-def _factor(change: _Change) -> _Factor:
-    if change.kind == "sync":
-        return _of_sync(change)
-    if change.kind == "clip":
+def _factor(ledger: Arrays, change: _Change) -> Factor:
+    event = change.event
+    if event.kind == "sync":
+        ranks = change.number("ranks")
+        averages = "reduction" not in event.details and event.within == "backward"
+        if averages and 1 <= ranks < math.inf:
+            return Factor(ranks=ranks)
+        return Factor(reason=REDUCED)
+    if event.kind == "clip":
         return _of_clip(change)
-    if change.kind == "edit":
-        return _of_edit(change)
+    if event.kind == "edit":
+        is_known = not math.isnan(change.ratio) and _multiplies(ledger, change)
+        return Factor(change.ratio) if is_known else Factor(reason=BY_HAND)
     scale = change.number("amp_scale") or math.nan
-    return _read(1 / scale, change.one_ratio(), _SCALER)
+    return _read(1 / scale, change.ratio, _SCALER)
 
 
-def _of_edit(change: _Change) -> _Factor:
-    ratio = change.one_ratio()
-    if math.isnan(ratio) or not change.multiplies(ratio):
-        return _Factor(reason=BY_HAND)
-    return _Factor(ratio)
+def _multiplies(ledger: Arrays, change: _Change) -> bool:
+    """Return whether every element was multiplied by the ratio of the norms.
+
+    Kept elements show it. Where only norms are kept, those of several parameters have to agree.
+    """
+    remaining = np.flatnonzero(change.remains).tolist()
+    kept = [p for p in remaining if p in ledger.exact]
+    e = change.event.index
+    for p in kept:
+        _, grad = ledger.exact[p]
+        expected = grad[e - 1] * change.ratio
+        # Small elements may be lost to rounding beside large ones.
+        room = change.tolerance * np.abs(expected).max(initial=0)
+        with np.errstate(invalid="ignore"):
+            agrees = np.abs(grad[e] - expected) <= room
+        if not agrees.all():
+            return False
+    return bool(kept) or len(remaining) > 1
 
 
-def _of_sync(change: _Change) -> _Factor:
-    within_backward = change.ledger.columns.where("within", "backward")
-    averages = "reduction" not in change.details
-    averages &= within_backward[change.event]
-    ranks = change.number("ranks")
-    if averages and 1 <= ranks < math.inf:
-        return _Factor(ranks=ranks)
-    return _Factor(reason=REDUCED)
-
-
-def _of_clip(change: _Change) -> _Factor:
-    if change.details.get("by") == "value":
-        return _Factor(kind=_CLIP, reason=BY_VALUE)
+def _of_clip(change: _Change) -> Factor:
+    if change.event.details.get("by") == "value":
+        return Factor(kind=_CLIP, reason=BY_VALUE)
     norm = change.number("total_norm")
-    limit = change.number("max_norm")
     expected = math.nan
     if norm >= 0:
-        expected = min(1.0, limit / (norm + 1e-6))
-    ratio = change.one_ratio()
-    agrees = abs(expected - ratio) <= SAME_IN_HALF * ratio
-    says_nothing = np.isnan(change.ratio).all()
-    if not agrees and not says_nothing:
+        expected = min(1.0, change.number("max_norm") / (norm + 1e-6))
+    agrees = abs(expected - change.ratio) <= SAME_IN_HALF * change.ratio
+    if not agrees and not change.says_nothing:
         expected = math.nan
-    return _read(expected, ratio, _CLIP)
+    return _read(expected, change.ratio, _CLIP)
 
 
-def _read(expected: float, ratio: float, kind: int) -> _Factor:
+def _read(expected: float, ratio: float, kind: int) -> Factor:
     """Return the factor that is expected, or else the one that the norms show."""
     if expected > 0 and math.isfinite(expected):
-        return _Factor(expected, kind)
+        return Factor(expected, kind)
     if not math.isnan(ratio):
-        return _Factor(ratio, kind)
-    return _Factor(kind=kind, reason=NOT_RECORDED)
+        return Factor(ratio, kind)
+    return Factor(kind=kind, reason=NOT_RECORDED)
 
 
 class Product(NamedTuple):
@@ -303,10 +266,8 @@ class Product(NamedTuple):
     def coefficient(self) -> np.ndarray:
         """All of them together, NaN where that is unknown."""
         with np.errstate(over="ignore", invalid="ignore"):
-            product = self.by_hand * self.clipped
-            product = product * self.unscaled * self.averaged
-        unknown = self.reason > 0
-        coefficient: np.ndarray = np.where(unknown, np.nan, product)
+            product = self.by_hand * self.clipped * self.unscaled * self.averaged
+        coefficient: np.ndarray = np.where(self.reason > 0, np.nan, product)
         return coefficient
 
 
@@ -314,23 +275,19 @@ class Factors:
     """The factors by which one parameter's `.grad` was scaled, summed up as logarithms."""
 
     def __init__(self, every: Scaling, parameter: int) -> None:
-        mine = np.flatnonzero(every.changed[:, parameter])
-        kind = every.kind[mine]
-        ranks = every.ranks[mine]
-        reason = every.reason[mine]
-        factor = every.factor[mine]
-        factor = np.where(reason > 0, 1.0, factor)
+        mine = every.changed[:, parameter]
+        factor, kind, ranks, reason = every.factors[mine].T
         # The first column stands for "no event yet".
-        logarithms = np.zeros((3, mine.size + 1))
-        column = np.arange(mine.size) + 1
-        logarithms[kind, column] = np.log(factor)
+        logarithms = np.zeros((3, factor.size + 1))
+        columns = np.arange(factor.size) + 1
+        logarithms[kind.astype(int), columns] = np.log(factor)
         self._events = every.events[mine]
         self._sums = np.cumsum(logarithms, axis=1)
         self._last_average = _last(ranks > 0)
         self._last_unknown = _last(reason > 0)
         # The last place of these is that of "none", -1.
         self._ranks = np.append(ranks, 1.0)
-        self._reason = np.append(reason, 0)
+        self._reason = np.append(reason, 0).astype(int)
 
     def between(self, start: np.ndarray, stop: np.ndarray) -> Product:
         """Return what happened after `start`, up to and with `stop` (arrays of events)."""
@@ -338,13 +295,10 @@ class Factors:
         after = np.searchsorted(self._events, stop, side="right")
         average = self._last_average[after]
         unknown = self._last_unknown[after]
-        sums = self._sums[:, after] - self._sums[:, before]
-        by_hand, clipped, unscaled = np.exp(sums)
+        factors = np.exp(self._sums[:, after] - self._sums[:, before])
         share_of_rank = 1 / self._ranks[average]
         return Product(
-            by_hand,
-            clipped,
-            unscaled,
+            *factors,
             averaged=np.where(average >= before, share_of_rank, 1.0),
             reason=np.where(unknown >= before, self._reason[unknown], 0),
         )
@@ -352,9 +306,8 @@ class Factors:
 
 def _last(marked: np.ndarray) -> np.ndarray:
     """Return, for the first 0, 1, … places, which of them is the last that is marked; -1 for none."""
-    places = np.arange(marked.size)
-    places = np.where(marked, places, -1)
-    last = np.append(-1, np.maximum.accumulate(places))
+    places = np.where(marked, np.arange(marked.size), -1)
+    last = np.maximum.accumulate(np.append(-1, places))
     return last.astype(np.int64)
 
 
@@ -381,14 +334,6 @@ class History(NamedTuple):
     def readers(self) -> tuple[int, ...]:
         """The optimizers whose steps read it."""
         return () if self.shard is not None else self.optimizers
-
-
-class _Alike(NamedTuple):
-    """Parameters of the same optimizers and the same shard to which the same happened."""
-
-    optimizers: tuple[int, ...]
-    shard: int | None
-    parameters: list[int]
 
 
 class Passage(NamedTuple):
@@ -450,39 +395,33 @@ class Flow:
             self.of |= dict.fromkeys(history.parameters.tolist(), history)
 
     def _histories(self) -> Iterator[History]:
-        contributed = np.asfortranarray(self.ledger.state & CONTRIBUTED > 0)
-        gone = np.asfortranarray(_gone(self.ledger))
-        for alike in self._alike(contributed, gone, self.scaling.changed):
-            first = alike.parameters[0]
+        """Yield the parameters to which the same happened at the same events, each group with what happened."""
+        parameters = self.ledger.parameters
+        names = [parameter.name for parameter in parameters]
+        contributed = self.ledger.state & CONTRIBUTED > 0
+        gone = _gone(self.ledger)
+        marks = np.concatenate([contributed, gone, self.scaling.changed])
+        bits = np.ascontiguousarray(np.packbits(marks, axis=0).T)
+        alike: dict[tuple[Any, ...], list[int]] = {}
+        for p, parameter in enumerate(parameters):
+            shard = None
+            if parameter.unsharded_of in names:
+                shard = names.index(parameter.unsharded_of)
+            key = parameter.optimizers, shard, bits[p].tobytes()
+            alike.setdefault(key, []).append(p)
+        for (optimizers, shard, _), members in alike.items():
+            first = members[0]
             born = np.flatnonzero(contributed[:, first])
-            ends = np.flatnonzero(gone[:, first])
-            ends = np.append(ends, len(self.events))
+            ends = np.append(np.flatnonzero(gone[:, first]), len(self.events))
             yield History(
-                np.array(alike.parameters),
-                alike.optimizers,
-                alike.shard,
+                np.array(members),
+                optimizers,
+                shard,
                 born,
                 _next(ends, born),
                 ends,
                 Factors(self.scaling, first),
             )
-
-    def _alike(self, *happened: np.ndarray) -> list[_Alike]:
-        """Put together the parameters to which the same happened at the same events."""
-        parameters = self.ledger.parameters
-        columns = {parameter.name: p for p, parameter in enumerate(parameters)}
-        alike: dict[tuple[Any, ...], _Alike] = {}
-        for p, parameter in enumerate(parameters):
-            optimizers = parameter.optimizers
-            shard = columns.get(parameter.unsharded_of)
-            key: list[Any] = [optimizers, shard]
-            for marks in happened:
-                bits = np.packbits(marks[:, p])
-                key.append(bits.tobytes())
-            one = _Alike(optimizers, shard, [])
-            one = alike.setdefault(tuple(key), one)
-            one.parameters.append(p)
-        return list(alike.values())
 
     def reads(
         self, steps: np.ndarray, entered: np.ndarray, end: np.ndarray
@@ -511,25 +450,22 @@ class Flow:
         """How the contributions of backwards to each history came to the steps that read them."""
         passages: list[Passage] = []
         for history in self.histories:
+            mine = self._backward[history.born]
+            born = history.born[mine]
+            end = history.end[mine]
             if history.shard is None:
-                mine = self._backward[history.born]
-                born = history.born[mine]
-                end = history.end[mine]
-                passage = self._passage(history, history, born, born, end)
-                passages.append(passage)
+                passages.append(self._passage(history, history, born, born, end))
             else:
                 shard = self.of[history.shard]
-                passages += self._scattered(history, shard)
+                passages += self._scattered(history, shard, born, end)
         return [passage for passage in passages if passage.backward.size]
 
-    def _scattered(self, history: History, shard: History) -> list[Passage]:
+    def _scattered(
+        self, history: History, shard: History, born: np.ndarray, end: np.ndarray
+    ) -> list[Passage]:
         """Return the passage of what is scattered to a shard, and of what is erased before, which no step reads."""
-        mine = self._backward[history.born]
-        born = history.born[mine]
-        end = history.end[mine]
         taken = self._scatters[end]
-        erased = ~taken & (end < len(self.events))
-        lost = born[erased]
+        lost = born[~taken & (end < len(self.events))]
         born = born[taken]
         scattered = end[taken]
         entered = self._arrival(shard, scattered)
@@ -632,52 +568,28 @@ class Flow:
         windows: list[Window] = []
         for optimizer in np.unique(stepped).tolist():
             windows += self._windows_of(optimizer)
-        return sorted(windows, key=lambda window: window.step)
+        return sorted(windows)
 
-    def _windows_of(self, optimizer: int) -> list[Window]:
-        names = self.events.detail("optimizer", "")
-        until = self._until(optimizer)
-        born = np.flatnonzero(until >= 0)
-        until = until[born]
-        in_order = (np.diff(until) >= 0).all()
-        steps = steps_of(self.ledger, (optimizer,))
-        windows = []
-        for step in steps.tolist():
-            stop = np.searchsorted(born, step)
-            if in_order:  # a slice, which takes no memory
-                start = np.searchsorted(until, step, side="right")
-                read = born[start:stop]
-            else:
-                before = born[:stop]
-                read = before[until[:stop] > step]
-            name = str(names[step])
-            windows.append(Window(step, name, Backwards(read)))
-        return windows
-
-    def _until(self, optimizer: int) -> np.ndarray:
-        """Return, per event, before which event an optimizer's steps consume some of its contribution; -1: never."""
+    def _windows_of(self, optimizer: int) -> Iterator[Window]:
+        # Per event, before which event the optimizer's steps consume some of its contribution; -1: never.
         until = np.full(len(self.events), -1)
         for passage in self.passages:
             if optimizer in passage.history.optimizers:
                 # A step may consume what its own closure erased before it.
                 last = np.maximum(passage.end, passage.consumed + 1)
-                longest = np.maximum(until[passage.backward], last)
-                until[passage.backward] = longest
-        return until
-
-    def running_sum(self, parameter: int, added: np.ndarray) -> np.ndarray:
-        """Return the sum of the live ones among a parameter's contributions (events × elements) after each event."""
-        total = np.zeros_like(added)
-        history = self.of[parameter]
-        total[history.born] = added[history.born]
-        # What is born between two ends is erased together, so that sums run from the first of them to its end.
-        ends, first = np.unique(history.end, return_index=True)
-        starts = history.born[first]
-        spans = np.stack([starts, ends], axis=1)
-        for start, end in spans.tolist():
-            together = total[start:end]
-            together[:] = np.cumsum(together, axis=0)
-        return total
+                np.maximum.at(until, passage.backward, last)
+        born = np.flatnonzero(until >= 0)
+        until = until[born]
+        in_order = (np.diff(until) >= 0).all()
+        names = self.events.detail("optimizer", "")
+        for step in steps_of(self.ledger, (optimizer,)).tolist():
+            stop = np.searchsorted(born, step)
+            if in_order:  # a slice, which takes no memory
+                start = np.searchsorted(until, step, side="right")
+                read = born[start:stop]
+            else:
+                read = born[:stop][until[:stop] > step]
+            yield Window(step, str(names[step]), Backwards(read))
 
     def used_from_before(self) -> bool:
         """Return whether a step used what `.grad` held before the first event, which did not replace it."""

@@ -12,18 +12,20 @@ import numpy as np
 
 from accumviz import arguments
 from accumviz.ledger import builder
-from accumviz.ledger import file as columns
 from accumviz.ledger.container import Reader, save, valid
 from accumviz.ledger.events import (
     CHANGED,
+    CODES,
     CONTRIBUTED,
     KINDS,
+    NUMBERS,
     PRESENT,
     Arrays,
     Event,
     Events,
     Parameter,
 )
+from accumviz.ledger.file import chunks, decode
 from accumviz.ledger.flow import Flow, Outcomes, Window
 from accumviz.ledger.merge import merge
 from accumviz.ledger.shares import Shares, shares
@@ -47,7 +49,6 @@ __all__ = [
 
 # How much of a ledger its text shows.
 _ROWS, _COLUMNS = 12, 4
-_EXPECTED = {"event": "its number, as in ledger[0]", "parameter": "a name or a number"}
 
 
 class Recorded(Protocol):
@@ -59,23 +60,11 @@ class Recorded(Protocol):
 
 
 # The columns of `rows`.
-OF_EVENT = (
-    "rank",
-    "kind",
-    "label",
-    "file",
-    "line",
-    "source",
-    "within",
-    "time",
-    "loss",
-    "scale",
-    "saved_before",
-    "saved_after",
-    "allocated",
-    "peak",
-)
-_OF_PARAMETER = (
+_LONG = ("details", "frames", "via")
+OF_EVENT = [name for name in (*CODES, *NUMBERS) if name not in _LONG]
+COLUMNS = [
+    "event",
+    *OF_EVENT,
     "parameter",
     "contribution",
     "grad",
@@ -83,8 +72,7 @@ _OF_PARAMETER = (
     "changed",
     "consumed_by",
     "erased_by",
-)
-COLUMNS = ("event", *OF_EVENT, *_OF_PARAMETER)
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,16 +151,11 @@ class Ledger(Arrays, Displayed):
             raise TypeError(
                 f"merge() was given {arguments.a(ledgers)}; expected a list of the ranks' ledgers or files"
             )
-        opened = (
-            cls.read(one) if isinstance(one, str | Path) else one for one in ledgers
-        )
-        return merge([recorded(one, "merge") for one in opened], cls)
-
-    @classmethod
-    def read(cls, path: str | Path, *, repair: bool = False) -> Ledger:
-        """Return the ledger in a file. Raises `LedgerFileError` when it holds another thing, or is not whole."""
-        reader = Reader(path, repair=repair)
-        return valid(reader, lambda chunks: columns.decode(chunks, cls))
+        opened = []
+        for one in ledgers:
+            ledger = load(one) if isinstance(one, str | Path) else one
+            opened.append(recorded(ledger, "merge"))
+        return merge(opened, cls)
 
     def __len__(self) -> int:
         return len(self.events)
@@ -205,10 +188,8 @@ class Ledger(Arrays, Displayed):
             raise ValueError(
                 f"no event kind {kind!r}; expected one of {', '.join(KINDS)}"
             )
-        return [
-            self.events[e]
-            for e in np.flatnonzero(self.columns.where("kind", kind)).tolist()
-        ]
+        places = np.flatnonzero(self.columns.where("kind", kind))
+        return [self.events[e] for e in places.tolist()]
 
     def index(self, parameter: str | int) -> int:
         """The column of a parameter, by name, alias or index.
@@ -310,20 +291,27 @@ class Ledger(Arrays, Displayed):
         but backward and zero_grad touched it. Raises `KeyError` as `values` does.
         """
         p = self.index(parameter)
-        return self.flow.running_sum(p, self.values(p, "contribution"))
+        history = self.flow.of[p]
+        added = np.zeros(self.values(p).shape)
+        added[history.born] = self.values(p, "contribution")[history.born]
+        total = np.zeros_like(added)
+        ends = set(history.ends.tolist())
+        held = np.zeros(added.shape[1])
+        for event, more in enumerate(added):
+            held = more if event in ends else held + more
+            total[event] = held
+        return total
 
     def provenance(self) -> Provenance:
-        """Which loss wrote into which parameter, and how much: the loss × parameter matrix."""
-        shape = (len(self.labels), len(self.parameters))
-        total = np.zeros(shape)
-        count = np.zeros(shape, np.int64)
+        """Return which loss wrote into which parameter, and how much: the loss × parameter matrix."""
+        names = tuple(p.name for p in self.parameters)
+        total = np.zeros((len(self.labels), len(names)))
+        count = np.zeros(total.shape, np.int64)
         backward = self.columns.where("kind", "backward")
         for row, label in enumerate(self.labels):
             mine = backward & self.columns.where("label", label)
-            norms = self.contribution[mine]
-            total[row] = np.nansum(norms, axis=0, dtype=np.float64)
+            total[row] = np.nansum(self.contribution[mine], axis=0, dtype=np.float64)
             count[row] = (self.state[mine] & CONTRIBUTED > 0).sum(axis=0)
-        names = tuple(p.name for p in self.parameters)
         return Provenance(self.labels, names, total, count)
 
     def to_pandas(self) -> Any:
@@ -351,7 +339,7 @@ class Ledger(Arrays, Displayed):
             save_page(path, "Ledger", self.to_html())
             return
         end = {} if self.complete else {"complete": False}
-        save(path, columns.chunks(self), overwrite=overwrite, **end)
+        save(path, chunks(self), overwrite=overwrite, **end)
 
     def __repr__(self) -> str:
         names = [p.name for p in self.parameters[:_COLUMNS]]
@@ -361,11 +349,10 @@ class Ledger(Arrays, Displayed):
         lines += [f"  Note: {note}" for note in self.meta.get("notes", ())]
         lines.append(f"  #  event      label        {head}")
         for event in self.events[:_ROWS]:
-            cells = [
-                f"{self._cell(event.index, p):>{width}}" for p in range(len(names))
-            ]
-            about = f"{event.index:>3}  {event.kind:<9}  {event.label[:11]:<11}  "
-            lines.append(about + "  ".join(cells))
+            line = f"{event.index:>3}  {event.kind:<9}  {event.label[:11]:<11}"
+            for p in range(len(names)):
+                line += f"  {self._cell(event.index, p):>{width}}"
+            lines.append(line)
         events = max(len(self) - _ROWS, 0)
         parameters = max(len(self.parameters) - _COLUMNS, 0)
         if events or parameters:
@@ -381,12 +368,11 @@ class Ledger(Arrays, Displayed):
                 counts.append(f"{count} {kind}")
         size = f"{len(self)} events × {len(self.parameters)} parameters"
         whole = f"Ledger: {size} ({', '.join(counts) or 'no events'})"
+        if self.complete:
+            return whole
+        why = "its process ended before the recording was closed"
         if "stopped" in self.meta:
             why = f"the recording stopped: {_reasons(self.meta['stopped'])}"
-        elif not self.complete:
-            why = "its process ended before the recording was closed"
-        else:
-            return whole
         return f"{whole} - incomplete: {why}"
 
     def _cell(self, event: int, p: int) -> str:
@@ -416,25 +402,19 @@ def load(path: str | Path, *, repair: bool = False) -> Ledger:
     'loss'
     """
     arguments.flag("repair", repair)
-    return Ledger.read(path, repair=repair)
+    reader = Reader(path, repair=repair)
+    return valid(reader, lambda chunks: decode(chunks, Ledger))
 
 
 def _place(noun: str, number: Any, count: int) -> int:
     """Return a number among so many, counted from the end where it is negative."""
     try:
-        if not isinstance(number, bool):
-            place: int = range(count)[number]
-            return place
+        place: int = range(count)[number]
     except IndexError:
         raise IndexError(
             f"no {noun} {number} in this ledger; it has {counted(count, noun)}"
         ) from None
-    except TypeError:
-        pass
-    raise TypeError(
-        f"{noun}={number!r:.80}; expected {_EXPECTED[noun]}: `ledger.of('step')` gives the events of a kind, "
-        "`ledger.values('w')` the numbers of a parameter"
-    )
+    return place
 
 
 def ledger_of(source: Any) -> Ledger | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,18 +15,13 @@ from accumviz.ledger.events import (
     PRESENT,
     Arrays,
     Events,
-    Gatherer,
     Parameter,
-    Weighed,
 )
 
 _RANK = list(CODES).index("rank")
 _DETAILS = list(CODES).index("details")
 # Bytes are those of one process.
-_OF_ONE_PROCESS = (
-    list(NUMBERS).index("allocated"),
-    list(NUMBERS).index("peak"),
-)
+_OF_ONE_PROCESS = [list(NUMBERS).index(name) for name in ("allocated", "peak")]
 
 Kind = TypeVar("Kind", bound=Arrays)
 
@@ -49,7 +44,7 @@ def name(rank: int, parameter: str) -> str:
 
 
 def merge(ledgers: Sequence[Arrays], kind: type[Kind]) -> Kind:
-    """Return the ledger of all ranks; see `Ledger.merge`."""
+    """Return the ledger of all ranks; see `Ledger.merge`. Weights are those of one rank, and are left out."""
     ranks = _ranks(ledgers)
     rows = _rows([one.ledger.columns for one in ranks])
     # What each rank did last, in rows in which it did nothing: others leave its `.grad` as it was.
@@ -59,23 +54,22 @@ def merge(ledgers: Sequence[Arrays], kind: type[Kind]) -> Kind:
     grad = []
     state = []
     exact = {}
+    sources: dict[str, str] = {}
     for place, (rank, ledger, first) in enumerate(ranks):
         here = rows[:, place]
         last = latest[:, place]
-        added = _pick(ledger.contribution, here, np.nan)
-        left = _pick(ledger.grad, last, np.nan)
-        contribution.append(added)
-        grad.append(left)
+        contribution.append(_pick(ledger.contribution, here, np.nan))
+        grad.append(_pick(ledger.grad, last, np.nan))
         happened = _pick(ledger.state, here, 0)
         present = _pick(ledger.state & PRESENT, last, 0)
         state.append(happened | present)
-        for p, (all_added, all_left) in ledger.exact.items():
+        for p, (added, left) in ledger.exact.items():
             column = len(parameters) + p
-            added = _pick(all_added, here, np.nan)
-            left = _pick(all_left, last, np.nan)
-            exact[column] = added, left
+            exact[column] = _pick(added, here, np.nan), _pick(left, last, np.nan)
         for parameter in ledger.parameters:
             parameters.append(_renamed(parameter, rank, first))
+        # Where they differ, the first rank's.
+        sources = ledger.sources | sources
     return kind(
         parameters,
         _events(rows, ranks),
@@ -83,39 +77,10 @@ def merge(ledgers: Sequence[Arrays], kind: type[Kind]) -> Kind:
         np.concatenate(grad, axis=1),
         np.concatenate(state, axis=1),
         exact,
-        weighed=_weighed(rows, ranks),
-        sources=_sources(ranks),
+        sources=sources,
         meta=_meta(ranks),
         complete=all(one.ledger.complete for one in ranks),
     )
-
-
-def _weighed(rows: np.ndarray, ranks: list[RankLedger]) -> Weighed:
-    """Return the weights that ranks kept after each row in which one of them did."""
-    kept = np.zeros(len(rows), bool)
-    weights = {}
-    before = 0
-    for place, one in enumerate(ranks):
-        here = rows[:, place]
-        weighed = one.ledger.weighed
-        kept |= np.isin(here, weighed.events)
-        count = len(one.ledger.events)
-        for p in weighed.elements:
-            after = weighed.after_each(count, p)
-            weights[before + p] = _pick(after, here, np.nan)
-        before += len(one.ledger.parameters)
-    elements = {}
-    for p, after in weights.items():
-        elements[p] = after[kept]
-    return Weighed(np.flatnonzero(kept), elements)
-
-
-def _sources(ranks: list[RankLedger]) -> dict[str, str]:
-    """Return the sources of all ranks; where they differ, the first one's."""
-    sources: dict[str, str] = {}
-    for one in ranks:
-        sources = one.ledger.sources | sources
-    return sources
 
 
 def _ranks(ledgers: Sequence[Arrays]) -> list[RankLedger]:
@@ -226,42 +191,35 @@ def _collectives(events: Events) -> list[str]:
 
 def _events(rows: np.ndarray, ranks: list[RankLedger]) -> Events:
     """Return the events of the rows: of those that several ranks took part in, the first one's."""
+    joined = Events.join([_shifted(one) for one in ranks])
+    counts = [len(one.ledger.events) for one in ranks]
     takes_part = rows >= 0
     first = takes_part.argmax(axis=1)
-    count = len(rows)
-    codes = np.zeros((count, len(CODES)), np.int32)
-    numbers = np.zeros((count, len(NUMBERS)))
-    gathered = Gatherer()
-    for place, one in enumerate(ranks):
-        events = _shifted(one.ledger.columns, one.first)
-        renumbered = gathered.renumbered(events)
-        renumbered[:, _RANK] = one.rank
-        here = first == place
-        picked = rows[here, place]
-        codes[here] = renumbered[picked]
-        numbers[here] = events.numbers[picked]
+    before = np.cumsum([0, *counts])[first]
+    places = before + rows[np.arange(len(rows)), first]
+    codes = joined.codes[places]
+    numbers = joined.numbers[places]
     if len(ranks) > 1:
         together = takes_part.all(axis=1)
         codes[together, _RANK] = -1
-        for column in _OF_ONE_PROCESS:
-            numbers[together, column] = np.nan
-    return Events(codes, numbers, gathered.tables)
+        numbers[np.ix_(together, _OF_ONE_PROCESS)] = np.nan
+    return Events(codes, numbers, joined.tables)
 
 
-def _shifted(events: Events, first: int) -> Events:
-    """Return events whose optimizers are counted over all ranks."""
+def _shifted(one: RankLedger) -> Events:
+    """Return the events of a rank, whose optimizers are counted over all ranks."""
+    events = one.ledger.columns
     codes = np.array(events.codes)
+    codes[:, _RANK] = one.rank
     table = list(events.tables["details"])
     steps = events.where("kind", "step", "schedule")
-    of_steps = codes[steps, _DETAILS]
-    used, places = np.unique(of_steps, return_inverse=True)
+    used, places = np.unique(codes[steps, _DETAILS], return_inverse=True)
     codes[steps, _DETAILS] = len(table) + places
     for code in used.tolist():
         details = json.loads(table[code])
-        details["optimizer_index"] = details.get("optimizer_index", 0) + first
+        details["optimizer_index"] = details.get("optimizer_index", 0) + one.first
         table.append(json.dumps(details))
-    tables = {**events.tables, "details": table}
-    return Events(codes, events.numbers, tables)
+    return Events(codes, events.numbers, {**events.tables, "details": table})
 
 
 def _meta(ranks: list[RankLedger]) -> dict[str, Any]:
@@ -269,34 +227,19 @@ def _meta(ranks: list[RankLedger]) -> dict[str, Any]:
     metas = {str(one.rank): one.ledger.meta for one in ranks}
     meta = dict(ranks[0].ledger.meta)
     meta.pop("rank", None)
-    meta["merged"] = [one.rank for one in ranks]
     for entry in ("optimizers", "notes"):
-        meta[entry] = _joined(metas, entry)
+        meta[entry] = []
+        for of_rank in metas.values():
+            meta[entry] += of_rank.get(entry, ())
     meta["notes"] = list(dict.fromkeys(meta["notes"]))
-    for entry in ("stopped", "ended"):
-        meta.pop(entry, None)
-        of_rank = _by_rank(metas, entry)
-        if of_rank:
-            meta[entry] = of_rank
-    end = ranks[0].ledger.meta.get("ended")
-    same = all(each.get("ended") == end for each in metas.values())
-    if same and end is not None:
-        meta["ended"] = end
+    stopped = {}
+    ended = {}
+    for rank, of_rank in metas.items():
+        ended[rank] = of_rank.get("ended")
+        if "stopped" in of_rank:
+            stopped[rank] = of_rank["stopped"]
+    if stopped:
+        meta["stopped"] = stopped
+    if any(end != meta.get("ended") for end in ended.values()):
+        meta["ended"] = ended
     return meta
-
-
-def _joined(metas: Mapping[str, Mapping[str, Any]], entry: str) -> list[Any]:
-    """Return what all ranks list under this name."""
-    every: list[Any] = []
-    for meta in metas.values():
-        every += meta.get(entry, ())
-    return every
-
-
-def _by_rank(metas: Mapping[str, Mapping[str, Any]], entry: str) -> dict[str, Any]:
-    """Return the entry of each rank that has it."""
-    of_rank = {}
-    for rank, meta in metas.items():
-        if entry in meta:
-            of_rank[rank] = meta[entry]
-    return of_rank

@@ -62,21 +62,19 @@ class Terms:
             site = int(sites[backward])
             code = int(codes[backward])
             self._example.setdefault(site, backward)
-            key = site, code
-            if key not in alike:
-                alike[key] = self._terms(site, events.details[code])
-            terms = alike[key]
+            if (site, code) not in alike:
+                alike[site, code] = self._terms(site, events.details[code])
+            terms = alike[site, code]
             self.first[backward] = len(table)
             self.count[backward] = len(terms)
             table += terms
         self._distinct = list(alike.values())
         columns = np.array(table, float)
-        columns = columns.reshape(-1, len(_Term._fields))
-        self.objective = columns[:, 0].astype(int)
-        self.reduction = columns[:, 1].astype(int)
-        self.elements = columns[:, 2]
-        self.factor = columns[:, 3]
-        self.unknown = columns[:, 4].astype(int)
+        columns = columns.reshape(-1, len(_Term._fields)).T
+        objective, reduction, self.elements, self.factor, unknown = columns
+        self.objective = objective.astype(int)
+        self.reduction = reduction.astype(int)
+        self.unknown = unknown.astype(int)
 
     def _terms(self, site: int, details: Mapping[str, Any]) -> list[_Term]:
         """Return the terms of a backward at a call site, with numbers for objectives and reasons that are new."""
@@ -89,21 +87,15 @@ class Terms:
             op = str(term.get("op") or "")
             seen[op] += 1
             key = _Key(site, op, seen[op])
+            objective = self._keys.setdefault(key, len(self._keys))
             unknown = _unknown(term)
             if unknown not in self.reasons:
                 self.reasons.append(unknown)
-            reduction = UNKNOWN
-            if not unknown:
-                reduction = _REDUCTIONS[term["reduction"]]
-            terms.append(
-                _Term(
-                    self._keys.setdefault(key, len(self._keys)),
-                    reduction,
-                    number(term.get("elements")),
-                    number(term.get("factor")),
-                    self.reasons.index(unknown),
-                )
-            )
+            reduction = UNKNOWN if unknown else _REDUCTIONS[term["reduction"]]
+            elements = number(term.get("elements"))
+            factor = number(term.get("factor"))
+            place = self.reasons.index(unknown)
+            terms.append(_Term(objective, reduction, elements, factor, place))
         return terms
 
     def objectives(
@@ -116,39 +108,38 @@ class Terms:
         keys = list(self._keys)
         objective = self.objective[at]
         merged = np.arange(len(keys))
-        for several in self._of_one_operation():
+        of_operation = defaultdict(list)
+        for key, n in self._keys.items():
+            of_operation[key.site, key.op].append(n)
+        for several in of_operation.values():
             rows = used & np.isin(objective, several)
-            steps = step[rows]
-            if self._have_one_mean(several, steps, weight[rows]):
+            may_be = len(several) > 1 and self._may_be_one_mean(several)
+            if may_be and _adds_to_one(step[rows], weight[rows]):
                 merged[several] = several[0]
         kept, renumbered = np.unique(merged, return_inverse=True)
-        renumbered = renumbered.reshape(-1)
         kept_keys = [keys[n] for n in kept.tolist()]
-        return renumbered[objective], self._names(kept_keys)
+        return renumbered.reshape(-1)[objective], self._names(kept_keys)
 
-    def _of_one_operation(self) -> list[list[int]]:
-        """Return the objectives that one line has of one operation, where there are several."""
-        groups: dict[tuple[int, str], list[int]] = {}
-        for key, n in self._keys.items():
-            operation = key.site, key.op
-            group = groups.setdefault(operation, [])
-            group.append(n)
-        return [group for group in groups.values() if len(group) > 1]
+    def _may_be_one_mean(self, objectives: list[int]) -> bool:
+        """Return whether a mean of these losses may have been taken.
 
-    def _have_one_mean(
-        self, objectives: list[int], step: np.ndarray, weight: np.ndarray
-    ) -> bool:
-        """Return whether a mean of these losses was taken, which weigh so much in these steps."""
-        of_backwards = []
+        Then they have the same constant in each backward, as far as it is known. And they do not have each a size of
+        its own, always the same, as a loss at several resolutions has.
+        """
+        differ = False
+        sizes: dict[int, set[float]] = defaultdict(set)
         for terms in self._distinct:
             mine = [term for term in terms if term.objective in objectives]
-            if mine:
-                of_backwards.append(mine)
-        return (
-            all(_have_equal_constants(terms) for terms in of_backwards)
-            and not _have_sizes_of_their_own(of_backwards)
-            and _adds_to_one(step, weight)
-        )
+            constants = np.array([term.factor for term in mine])
+            largest = np.abs(constants).max(initial=0)
+            if mine and np.ptp(constants) > SAME * largest:
+                return False
+            means = [term.elements for term in mine if term.reduction == MEAN]
+            differ |= bool(means) and np.ptp(means) > 0
+            for term in mine:
+                sizes[term.objective].add(term.elements)
+        have_sizes = all(len(its_sizes) == 1 for its_sizes in sizes.values())
+        return not (differ and have_sizes)
 
     def _names(self, keys: list[_Key]) -> tuple[str, ...]:
         """Return the label of each objective, with as much more as distinguishes it from the others."""
@@ -188,27 +179,6 @@ def _unknown(term: Mapping[str, Any]) -> str:
     if math.isnan(number(term.get("factor"))):
         return "its constant is not known"
     return ""
-
-
-def _have_equal_constants(terms: list[_Term]) -> bool:
-    """Return whether losses of one backward have the same constant, as far as they are known."""
-    constants = [term.factor for term in terms]
-    largest = np.abs(constants).max()
-    differ = np.ptp(constants) > SAME * largest
-    return not differ
-
-
-def _have_sizes_of_their_own(of_backwards: list[list[_Term]]) -> bool:
-    """Return whether each loss has a size of its own, always the same: a loss at several resolutions."""
-    differ = False
-    sizes: dict[int, set[float]] = defaultdict(set)
-    for terms in of_backwards:
-        means = [term.elements for term in terms if term.reduction == MEAN]
-        if means and np.ptp(means) > 0:
-            differ = True
-        for term in terms:
-            sizes[term.objective].add(term.elements)
-    return differ and all(len(its_sizes) == 1 for its_sizes in sizes.values())
 
 
 def _adds_to_one(step: np.ndarray, weight: np.ndarray) -> bool:

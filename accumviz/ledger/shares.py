@@ -15,6 +15,7 @@ import numpy as np
 from accumviz.ledger.flow import (
     BY_HAND,
     DIFFERENT,
+    HALF,
     SAME,
     SAME_IN_HALF,
     UNREAD,
@@ -128,11 +129,10 @@ class Shares(Sequence[Share]):
 
     def take(self, where: Any) -> Shares:
         """Return the rows at these places (a slice, integers or truths), as shares of their own."""
-        columns = {
-            name: array[where]
-            for name, array in vars(self).items()
-            if isinstance(array, np.ndarray)
-        }
+        columns: dict[str, Any] = {}
+        for name, values in vars(self).items():
+            if isinstance(values, np.ndarray):
+                columns[name] = values[where]
         return replace(self, **columns, left_out=0)
 
     def of(self, step: int) -> Shares:
@@ -200,41 +200,36 @@ def shares(flow: Flow) -> Shares:
     elements = terms.elements[at]
     mean = terms.reduction[at] == MEAN
     summed = terms.reduction[at] == SUM
+    opaque = terms.unknown[at] > 0
     lost = of.reason > 0
-    used = ~of.erased
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         gain = of.by_hand * of.clipped * of.averaged
-        gain = np.where(lost, np.nan, gain)
-        coefficient = np.where(of.erased, 0.0, constant * gain)
+        coefficient = constant * np.where(lost, np.nan, gain)
+        coefficient = np.where(of.erased, 0.0, coefficient)
         # A loss that cannot be taken apart enters with its constant all the same.
-        of_mean = coefficient * elements
-        share = np.where(summed & used, of_mean, coefficient)
+        means = np.where(summed, elements, 1.0)
+        share = np.where(of.erased, 0.0, coefficient * means)
         each = coefficient / np.where(mean, elements, np.nan)
-        counted_elements = np.where(summed, elements, 1.0)
-        weight = constant * of.by_hand * counted_elements
-    unknown = np.where(lost, of.reason, terms.unknown[at])
-    is_uncounted = (unknown == 0) & np.isnan(share)
-    unknown = np.where(is_uncounted, _UNCOUNTED, unknown)
-    objective, names = terms.objectives(at, used, of.step, weight)
+        weight = constant * of.by_hand * means
+    unknown = np.select(
+        [of.erased, lost, opaque, np.isnan(share)],
+        [0, of.reason, terms.unknown[at], _UNCOUNTED],
+    )
+    objective, names = terms.objectives(at, ~of.erased, of.step, weight)
+    columns = of._asdict()
+    del columns["reason"]
     return Shares(
-        step=of.step,
-        backward=of.backward,
+        **columns,
         objective=objective,
         term=term,
         share=share,
         elements=elements,
         per_element=np.where(of.erased | summed, coefficient, each),
-        unknown=np.where(of.erased, 0, unknown),
+        unknown=unknown,
         constant=constant,
         mean=mean,
-        by_hand=of.by_hand,
-        clipped=of.clipped,
-        averaged=of.averaged,
-        erased=of.erased,
-        opaque=terms.unknown[at] > 0,
+        opaque=opaque,
         followed=np.isfinite(constant) & ~lost,
-        optimizer=of.optimizer,
-        again=of.again,
         objectives=names,
         reasons=terms.reasons,
         left_out=left_out,
@@ -263,8 +258,7 @@ def _counted_up(many: np.ndarray) -> np.ndarray:
     >>> _counted_up(np.array([2, 0, 3])).tolist()
     [0, 1, 0, 1, 2]
     """
-    starts = np.cumsum(many) - many
-    starts = np.repeat(starts, many)
+    starts = np.repeat(np.cumsum(many) - many, many)
     places: np.ndarray = np.arange(starts.size) - starts
     return places
 
@@ -292,10 +286,7 @@ def _joined(parts: Sequence[_Readings]) -> _Readings:
         none = np.zeros(0, int)
         no = np.zeros(0, bool)
         return _Readings(none, none, none, none, none, none, no, no, none)
-    columns = []
-    for pieces in zip(*parts, strict=True):
-        columns.append(np.concatenate(pieces))
-    return _Readings(*columns)
+    return _Readings(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _every_reading(flow: Flow) -> tuple[_Readings, int]:
@@ -303,57 +294,49 @@ def _every_reading(flow: Flow) -> tuple[_Readings, int]:
     optimizers: set[int] = set()
     for parameter in flow.ledger.parameters:
         optimizers.update(parameter.optimizers)
-    every = []
     left_out = 0
-    for optimizer in sorted(optimizers):
-        rows, more = _readings_of(flow, optimizer)
-        every.append(rows)
-        left_out = max(left_out, more)
-    rows = _joined(every)
-    order = np.lexsort((rows.backward, rows.step))
-    return rows.at(order), left_out
+    most = len(flow.events)
+    rows = [int(passage.steps.sum()) for passage in flow.passages]
+    if max(rows, default=0) > _MOST:
+        most = _FIRST
+        beyond = [np.maximum(passage.steps - most, 0) for passage in flow.passages]
+        left_out = max(int(each.sum()) for each in beyond)
+    every = [_readings_of(flow, optimizer, most) for optimizer in sorted(optimizers)]
+    readings = _joined(every)
+    order = np.lexsort((readings.backward, readings.step))
+    return readings.at(order), left_out
 
 
-def _readings_of(flow: Flow, optimizer: int) -> tuple[_Readings, int]:
-    """Return what the steps of one optimizer read, and how many rows are left out."""
+def _readings_of(flow: Flow, optimizer: int, most: int) -> _Readings:
+    """Return what the steps of one optimizer read, of each contribution the first steps, at `most` so many."""
     read = []
-    left_out = 0
     # How many histories of its parameters each backward reached.
     reached = np.zeros(len(flow.events), int)
     for passage in flow.passages:
         if optimizer in passage.history.optimizers:
             reached[np.unique(passage.backward)] += 1
-            rows, more = _read(flow, optimizer, passage)
-            left_out = max(left_out, more)
-            read.append(rows)
-    return _combined(flow, _joined(read), reached), left_out
+            read.append(_read(flow, optimizer, passage, most))
+    return _combined(flow, _joined(read), reached)
 
 
-def _read(flow: Flow, optimizer: int, passage: Passage) -> tuple[_Readings, int]:
+def _read(flow: Flow, optimizer: int, passage: Passage, most: int) -> _Readings:
     """Return which steps read these contributions; those that no step reads count 0 in the next one."""
     events = flow.events
-    steps = steps_of(flow.ledger, (optimizer,))
     entered = passage.entered
-    end = passage.end
-    first, until = flow.reads(steps, entered, end)
+    steps = steps_of(flow.ledger, (optimizer,))
+    first, until = flow.reads(steps, entered, passage.end)
     lost = until <= first
     mine = events.detail("optimizer_index", 0) == optimizer
-    skipped = events.where("kind", "step") & events.skipped
-    skips = np.flatnonzero(skipped & mine)
+    skips = np.flatnonzero(events.where("kind", "step") & events.skipped & mine)
     skips_before = np.searchsorted(skips, entered)
     # It was there for a step that was skipped.
-    tried = np.searchsorted(skips, end) > skips_before
-    has_next_step = first < steps.size
-    erased_first = has_next_step & ~tried & (passage.consumed < 0)
-    many = np.where(lost, erased_first, until - first)
-    listed = many
-    if many.sum() > _MOST:
-        listed = np.minimum(many, _FIRST)
-    which = np.repeat(np.arange(many.size), listed)
-    step = steps[first[which] + _counted_up(listed)]
+    tried = np.searchsorted(skips, passage.end) > skips_before
+    erased_first = (first < steps.size) & ~tried & (passage.consumed < 0)
+    many = np.where(lost, erased_first, np.minimum(until - first, most))
+    which = np.repeat(np.arange(many.size), many)
+    step = steps[first[which] + _counted_up(many)]
     rows = _followed(flow, passage, which, step, lost[which])
-    rows = rows._replace(optimizer=np.full(step.size, optimizer))
-    return rows, int((many - listed).sum())
+    return rows._replace(optimizer=np.full(step.size, optimizer))
 
 
 def _followed(
@@ -366,29 +349,23 @@ def _followed(
     """Return what happened to the contributions at these places before the steps."""
     events = flow.events
     backward = passage.backward[which]
-    end = passage.end[which]
     happened = passage.until(which, step)
     overlapped = events.detail("overlapped", default=False)[backward]
-    between = events.detail("between", default=False)[backward]
     # How many backwards before an event had their gradients changed by hooks: with them goes what is in `.grad`.
     hooked = np.cumsum([0, *events.has("by_hook")])
     # What was erased may be in what was put there by hand.
     erased = lost & (happened.reason != BY_HAND) & ~overlapped
-    reason = happened.reason
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         scale = events.detail("amp_scale", 1.0)[backward] * happened.unscaled
         still_scaled = np.abs(np.log(scale)) > SAME_IN_HALF
-    others = (
-        (_SCALED, still_scaled),
-        (_HOOKED, hooked[step] > hooked[backward]),
-        (_OVERLAPPED, overlapped),
-        (_BETWEEN, between),
+    in_closure = flow.in_closure[backward] & (passage.end[which] < step)
+    changed_by_hooks = hooked[step] > hooked[backward]
+    between = events.detail("between", default=False)[backward]
+    gone = happened.reason > 0
+    reason = np.select(
+        [erased, in_closure, gone, still_scaled, changed_by_hooks, overlapped, between],
+        [0, _CLOSURE, happened.reason, _SCALED, _HOOKED, _OVERLAPPED, _BETWEEN],
     )
-    for code, here in others:
-        is_first_reason = (reason == 0) & here
-        reason = np.where(is_first_reason, code, reason)
-    lost_in_closure = flow.in_closure[backward] & (end < step)
-    reason = np.where(lost_in_closure, _CLOSURE, reason)
     return _Readings(
         step,
         backward,
@@ -398,7 +375,7 @@ def _followed(
         averaged=happened.averaged,
         erased=erased,
         again=erased,
-        reason=np.where(erased, 0, reason),
+        reason=reason,
     )
 
 
@@ -416,23 +393,21 @@ def _combined(flow: Flow, rows: _Readings, reached: np.ndarray) -> _Readings:
     lowest = np.where(used, total, np.inf)
     # Where an earlier step read it and it was erased since, there is no row.
     many = np.add.reduceat(used.astype(int), starts)
-    some = many > 0
     reason = np.maximum.reduceat(rows.reason, starts)
-    tolerance = SAME
-    for parameter in flow.ledger.parameters:
-        if parameter.dtype in ("float16", "bfloat16"):
-            tolerance = SAME_IN_HALF
+    in_half = any(parameter.dtype in HALF for parameter in flow.ledger.parameters)
     with np.errstate(invalid="ignore"):
         spread = np.maximum.reduceat(highest, starts)
         spread = spread - np.minimum.reduceat(lowest, starts)
-    differ = some & (spread > tolerance)
     rows = rows.at(starts)
+    some = many > 0
+    differ = some & (spread > (SAME_IN_HALF if in_half else SAME))
     partly = some & (many < reached[rows.backward])
-    for code, here in ((DIFFERENT, differ), (_PARTLY, partly)):
-        is_first_reason = (reason == 0) & here
-        reason = np.where(is_first_reason, code, reason)
-    order = np.lexsort((rows.step, rows.backward))
-    same_backward = np.diff(rows.backward[order]) == 0
-    again = np.zeros(starts.size, bool)
-    again[order[1:]] = same_backward
-    return rows._replace(reason=reason, erased=~some, again=again & some)
+    # The rows are in the order of their steps.
+    _, first = np.unique(rows.backward, return_index=True)
+    again = np.ones(starts.size, bool)
+    again[first] = False
+    return rows._replace(
+        reason=np.select([reason > 0, differ, partly], [reason, DIFFERENT, _PARTLY]),
+        erased=~some,
+        again=again & some,
+    )

@@ -31,6 +31,7 @@ from accumviz.ledger.events import (
     PRESENT,
     TABLES,
     Block,
+    Events,
     Parameter,
     join,
 )
@@ -286,10 +287,9 @@ def block_of(
     layout.fill_norms(grad)
     state = present | (CONTRIBUTED * contributed + CHANGED * changed).astype(np.uint8)
     texts, codes = _codes(rows)
+    measured = np.array([_measured(row) for row in rows])
     block = Block(
-        texts,
-        codes,
-        np.array([_measured(row) for row in rows]),
+        Events(codes, measured, texts),
         added[:, :count].astype(np.float32),
         grad[:, :count].astype(np.float32),
         state,
@@ -621,7 +621,7 @@ class Columns:
             elements = len(layout.owners) - layout.count
             parts.append(Block.empty(layout.count, elements))
         whole = join(parts)
-        count = len(whole.codes)
+        count = len(whole.events)
         if count < self._away and not self._given_up:
             raise LedgerFileError(
                 f"only {count} of {self._away} events can be read: the file was cut short"
