@@ -93,9 +93,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] =
     "predict, (3, 1, 'w')": (
         lambda: av.predict("q", (3, 1, "w")),
         TypeError,
-        ("begins with an int", "(ledger, 1, 'w')"),
+        ("given an int", "expected a recording or a ledger"),
     ),
-    "predict, late": (lambda: av.predict("q", (L, 99, "w")), ValueError, ("event 99", "counted from 0")),
+    "predict, late": (lambda: av.predict("q", (L, 99, "w")), IndexError, ("no event 99", "it has 4 events")),
     "lab(3)": (lambda: av.lab(3), TypeError, ("start=3", "{'step': 'epoch'}")),
     "lab, a place": (lambda: av.lab({"zero_grad": "up"}), ValueError, ("zero_grad='up'", "'nowhere'")),
     "lab, a choice": (lambda: av.lab({"zero": "up"}), ValueError, ("names 'zero'", "zero_grad, step, clip")),

@@ -8,6 +8,7 @@ import faulthandler
 import io
 import json
 import linecache
+import math
 import os
 import pickle
 import signal
@@ -18,14 +19,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 import cloudpickle
 
@@ -138,14 +139,12 @@ def _launch(folder: Path, call: bytes, ranks: int, timeout: float) -> World:
         context.set_forkserver_preload(_HEAVY)
     # Each rank ends when the writing end is closed, as it is when this process dies, too.
     until_closed, writing_end = context.Pipe(duplex=False)
-    gpu, env = _environment(ranks)
+    env = _environment(ranks)
     processes: list[BaseProcess] = []
     try:
-        for i in range(ranks):
-            job = _Job(folder, i, ranks, timeout, gpu, env)
-            process = context.Process(
-                target=_run, args=(job, until_closed), daemon=True
-            )
+        for rank in range(ranks):
+            job = folder / f"rank{rank}", env, timeout, until_closed
+            process = context.Process(target=_run, args=(rank, *job), daemon=True)
             with _nothing_in_main():
                 process.start()
             processes.append(process)
@@ -158,25 +157,25 @@ def _launch(folder: Path, call: bytes, ranks: int, timeout: float) -> World:
     finally:
         _end(processes)
     outcomes = []
-    for i, process in enumerate(processes):
-        outcomes.append(_outcome(folder / f"rank{i}", i, process, process in late))
+    for rank, process in enumerate(processes):
+        outcome = _outcome(folder / f"rank{rank}", process, process in late)
+        outcomes.append(replace(outcome, rank=rank))
     return _world(folder, outcomes, timeout)
 
 
-def _environment(ranks: int) -> tuple[bool, dict[str, str]]:
-    """Return whether each rank has a GPU, and the variables that all ranks share: torchrun sets the same."""
+def _environment(ranks: int) -> dict[str, str]:
+    """Return the variables that all ranks share; torchrun sets the same."""
     import torch
 
-    gpu = torch.cuda.device_count() >= ranks
     env = os.environ | {
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
     }
-    if not gpu:
+    if torch.cuda.device_count() < ranks:
         env["CUDA_VISIBLE_DEVICES"] = ""
-    return gpu, env
+    return env
 
 
 @contextmanager
@@ -220,39 +219,40 @@ def _end(processes: list[BaseProcess]) -> None:
 # --- what the ranks left behind -----------------------------------------------------------------
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Outcome:
     """How one rank ended; `order` is smaller the more likely it is the cause of the others' failures."""
 
-    rank: int
     value: Any = None
     failure: str = ""
     trace: str = ""
     order: float = 0.0
+    rank: int = 0
 
 
-def _outcome(base: Path, i: int, process: BaseProcess, is_late: bool) -> _Outcome:
+def _outcome(base: Path, process: BaseProcess, is_late: bool) -> _Outcome:
     result = base.with_suffix(".result")
     if result.exists():
-        return _Outcome(i, *pickle.loads(result.read_bytes()))  # noqa: S301 - our process wrote it
+        return _Outcome(*pickle.loads(result.read_bytes()))  # noqa: S301 - our process wrote it
     if is_late:
         stack = _text(base.with_suffix(".stack"))
-        return _Outcome(i, None, "had not ended", stack, float("inf"))
+        return _Outcome(None, "had not ended", stack, math.inf)
     code = process.exitcode or 0
-    log = _text(base.with_suffix(".log"))[-4000:]
+    failure = f"ended with exit code {code} and returned nothing"
     if code < 0:
-        return _Outcome(i, None, f"died, killed by {signal.Signals(-code).name}", log)
-    return _Outcome(i, None, f"ended with exit code {code} and returned nothing", log)
+        failure = f"died, killed by {signal.Signals(-code).name}"
+    return _Outcome(None, failure, _text(base.with_suffix(".log"))[-4000:])
 
 
 def _world(folder: Path, outcomes: list[_Outcome], timeout: float) -> World:
     """Print what the ranks printed, and return what they recorded; raise `RankError` where one failed."""
+    for stream, suffix in ((sys.stdout, "out"), (sys.stderr, "err")):
+        for one in outcomes:
+            printed = _text(folder / f"rank{one.rank}.{suffix}")
+            for line in printed.splitlines():
+                print(f"rank {one.rank}: {line}", file=stream)
     ledgers = tuple(_last_ledger(folder, one.rank) for one in outcomes)
     world = World(ledgers, tuple(one.value for one in outcomes))
-    for one in outcomes:
-        _print_lines(one.rank, folder / f"rank{one.rank}.out", sys.stdout)
-    for one in outcomes:
-        _print_lines(one.rank, folder / f"rank{one.rank}.err", sys.stderr)
     failed = [one for one in outcomes if one.failure]
     if not failed:
         return world
@@ -261,21 +261,15 @@ def _world(folder: Path, outcomes: list[_Outcome], timeout: float) -> World:
     raise RankError(_message(failed, ledgers, timeout), first.rank, first.trace, world)
 
 
-def _print_lines(rank: int, log: Path, stream: TextIO) -> None:
-    for line in _text(log).splitlines():
-        print(f"rank {rank}: {line}", file=stream)
-
-
 def _message(
     failed: list[_Outcome], ledgers: tuple[Ledger | None, ...], timeout: float
 ) -> str:
     first, *others = failed
-    is_late = first.order == float("inf")
-    after = f" after {timeout:g} seconds" if is_late else ""
+    after = f" after {timeout:g} seconds" if math.isinf(first.order) else ""
     lines = [f"rank {first.rank} {first.failure}{after}", first.trace.rstrip()]
     for other in others:
         lines.append(f"rank {other.rank} {other.failure.splitlines()[0]}")
-        if other.failure == "had not ended":
+        if math.isinf(other.order):
             lines.append(other.trace.rstrip())
     kept = [str(i) for i, ledger in enumerate(ledgers) if ledger is not None]
     if kept:
@@ -285,12 +279,10 @@ def _message(
     return "\n".join(filter(None, lines))
 
 
-def _last_ledger(folder: Path, i: int) -> Ledger | None:
-    for line in reversed(_text(folder / f"rank{i}.ledgers").splitlines()):
+def _last_ledger(folder: Path, rank: int) -> Ledger | None:
+    for line in reversed(_text(folder / f"rank{rank}.ledgers").splitlines()):
         with suppress(LedgerFileError):
-            ledger = load(json.loads(line), repair=True)
-            assert isinstance(ledger, Ledger)
-            return ledger
+            return load(json.loads(line), repair=True)
     return None
 
 
@@ -301,71 +293,61 @@ def _text(path: Path) -> str:
 # --- in the process of a rank -------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What a rank gets to know: where it writes, which it is of how many, and the variables that it sees."""
-
-    folder: Path
-    rank: int
-    ranks: int
-    timeout: float
-    gpu: bool
-    env: dict[str, str]
-
-    @property
-    def base(self) -> Path:
-        """The beginning of the names of this rank's files."""
-        return self.folder / f"rank{self.rank}"
-
-
-def _run(job: _Job, until_closed: Connection) -> None:
+def _run(
+    rank: int,
+    base: Path,
+    env: dict[str, str],
+    timeout: float,
+    until_closed: Connection,
+) -> None:
     """Run the function, write down its value or what it raised, and end this process."""
     with suppress(OSError):
         os.setpgid(0, 0)
-    rank = str(job.rank)
     os.environ.clear()
-    os.environ.update(job.env | {"RANK": rank, "LOCAL_RANK": rank})
-    _redirect(job.base)
-    threading.Thread(target=_watch, args=(job.base, until_closed), daemon=True).start()
+    os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank))
+    _redirect(base)
+    threading.Thread(target=_watch, args=(base, until_closed), daemon=True).start()
     code = 0
     try:
-        packed = cloudpickle.dumps((_call(job),))
+        packed = cloudpickle.dumps((_call(rank, base, timeout),))
     except BaseException as error:
         code = 1
         moment = time.monotonic()
         lines = traceback.format_exception(type(error), error, _below(error))
         failure = f"raised {type(error).__name__}: {error}"
         packed = pickle.dumps((None, failure, "".join(lines), moment))
-    _write(job.base.with_suffix(".result"), packed)
+    _write(base.with_suffix(".result"), packed)
     _flush()
     os._exit(code)  # taking torch apart would take seconds
 
 
-def _call(job: _Job) -> Any:
+def _call(rank: int, base: Path, timeout: float) -> Any:
     import torch
     import torch.distributed as dist
 
     from accumviz.recorder import recording
 
-    recording.locate = partial(_locate, job.base)
+    recording.locate = partial(_locate, base)
     torch.set_num_threads(1)
-    if job.gpu:
-        torch.cuda.set_device(job.rank)
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        torch.cuda.set_device(rank)
     # What a notebook defines belongs to `__main__`, here as there.
     sys.modules["__main__"] = ModuleType("__main__")
     vars(sys.modules["__main__"])["__builtins__"] = builtins
-    function, kwargs = _unpack((job.folder / "call").read_bytes())
-    store = dist.FileStore(str(job.folder / "store"), job.ranks)  # type: ignore[attr-defined]
+    function, kwargs = _unpack(base.with_name("call").read_bytes())
+    ranks = int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(str(base.with_name("store")), ranks)  # type: ignore[attr-defined]
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if job.gpu else "gloo",
+        "cpu:gloo,cuda:nccl" if has_gpu else "gloo",
         store=store,
-        rank=job.rank,
-        world_size=job.ranks,
-        timeout=datetime.timedelta(seconds=max(job.timeout, 1.0)),
+        rank=rank,
+        world_size=ranks,
+        timeout=datetime.timedelta(seconds=max(timeout, 1.0)),
     )
     # A rank that is done early would hang up on those that still connect.
-    store.set(f"ready {job.rank}", "")
-    store.wait([f"ready {i}" for i in range(job.ranks)])
+    store.set(f"ready {rank}", "")
+    store.wait([f"ready {i}" for i in range(ranks)])
     value = function(**kwargs)
     dist.destroy_process_group()
     return value
@@ -391,12 +373,12 @@ def _below(error: BaseException) -> TracebackType | None:
 
 def _redirect(base: Path) -> None:
     """Send what Python prints to files, and what torch's C++ says, or a crash, to a log."""
-    log = os.open(f"{base}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = base.with_suffix(".log").open("ab")
     for stream in (1, 2):
-        os.dup2(log, stream)
-    sys.stdout = Path(f"{base}.out").open("w", buffering=1)  # noqa: SIM115 - open as long as the process
-    sys.stderr = Path(f"{base}.err").open("w", buffering=1)  # noqa: SIM115 - open as long as the process
-    faulthandler.enable(log)
+        os.dup2(log.fileno(), stream)
+    sys.stdout = base.with_suffix(".out").open("w", buffering=1)
+    sys.stderr = base.with_suffix(".err").open("w", buffering=1)
+    faulthandler.enable(2)
 
 
 def _watch(base: Path, until_closed: Connection) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from accumviz import arguments
-from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, ledger_of
+from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, recorded
 from accumviz.show import Displayed, literal, marked
 from accumviz.views import style
 
@@ -140,21 +140,11 @@ def _recorded(source: Any) -> Value:
 
 
 def _from_ledger(
-    recorded: Any, event: Any = None, parameter: Any = None, of: str = "grad"
+    source: Any, event: Any, parameter: str | int, of: str = "grad"
 ) -> Value:
-    ledger = ledger_of(recorded)
-    if ledger is None:
-        raise TypeError(
-            f"answer_from is a tuple that begins with {arguments.a(recorded)}; expected (ledger, event, parameter), "
-            "and perhaps 'contribution', as in (ledger, 1, 'w')"
-        )
+    ledger = recorded(source, "predict")
     column = ledger.index(parameter)
-    try:
-        row = range(len(ledger))[event.index if isinstance(event, Event) else event]
-    except (IndexError, TypeError):
-        raise ValueError(
-            f"answer_from asks for event {event!r}; the ledger has {len(ledger)}, counted from 0"
-        ) from None
+    row = ledger[event.index if isinstance(event, Event) else event].index
     is_recorded = PRESENT if of == "grad" else CONTRIBUTED
     if not ledger.state[row, column] & is_recorded:
         return None

@@ -47,10 +47,6 @@ __all__ = [
 ]
 
 
-# How much of a ledger its text shows.
-_ROWS, _COLUMNS = 12, 4
-
-
 class Recorded(Protocol):
     """What has a ledger: a recording, open or closed, and what `distribute` brings back."""
 
@@ -342,49 +338,21 @@ class Ledger(Arrays, Displayed):
         save(path, chunks(self), overwrite=overwrite, **end)
 
     def __repr__(self) -> str:
-        names = [p.name for p in self.parameters[:_COLUMNS]]
-        width = max([9, *map(len, names)])
-        head = "  ".join(f"{name:>{width}}" for name in names)
-        lines = [self._summary()]
-        lines += [f"  Note: {note}" for note in self.meta.get("notes", ())]
-        lines.append(f"  #  event      label        {head}")
-        for event in self.events[:_ROWS]:
-            line = f"{event.index:>3}  {event.kind:<9}  {event.label[:11]:<11}"
-            for p in range(len(names)):
-                line += f"  {self._cell(event.index, p):>{width}}"
-            lines.append(line)
-        events = max(len(self) - _ROWS, 0)
-        parameters = max(len(self.parameters) - _COLUMNS, 0)
-        if events or parameters:
-            lines.append(f"  … {events} more events, {parameters} more parameters")
-        return "\n".join(lines)
-
-    def _summary(self) -> str:
-        """Return how much there is, and whether it is all."""
         counts = []
         for kind in KINDS:
             count = int(self.columns.where("kind", kind).sum())
             if count:
                 counts.append(f"{count} {kind}")
         size = f"{len(self)} events × {len(self.parameters)} parameters"
-        whole = f"Ledger: {size} ({', '.join(counts) or 'no events'})"
-        if self.complete:
-            return whole
-        why = "its process ended before the recording was closed"
-        if "stopped" in self.meta:
-            why = f"the recording stopped: {_reasons(self.meta['stopped'])}"
-        return f"{whole} - incomplete: {why}"
-
-    def _cell(self, event: int, p: int) -> str:
-        """Return a parameter's `.grad` after an event: its one element, or its norm."""
-        if not self.state[event, p] & PRESENT:
-            return "None"
-        if p not in self.exact:
-            return f"{self.grad[event, p]:.4g}"
-        elements = self.values(p)[event]
-        if elements.size == 1:
-            return f"{elements[0]:.4g}"
-        return f"|{self.grad[event, p]:.4g}|"
+        text = f"Ledger: {size} ({', '.join(counts) or 'no events'})"
+        if not self.complete:
+            why = "its process ended before the recording was closed"
+            if "stopped" in self.meta:
+                why = f"the recording stopped: {_reasons(self.meta['stopped'])}"
+            text += f" - incomplete: {why}"
+        for note in self.meta.get("notes", ()):
+            text += f"\n  Note: {note}"
+        return text
 
 
 def load(path: str | Path, *, repair: bool = False) -> Ledger:
