@@ -82,7 +82,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] =
     "play(l, {7: graph})": (lambda: av.play(L, {7: G}), ValueError, ("event 7", "its backwards are: 0, 1")),
     "play(l, 3)": (lambda: av.play(L, 3), TypeError, ("graphs is an int", "expected graphs by event")),
     "explore(3)": (lambda: av.explore(3), TypeError, ("given an int", "a function that records one run")),
-    "explore, no choice": (lambda: av.explore(one), ValueError, ("no choices", "k=[1, 2, 4]")),
+    "explore, no choice": (lambda: av.explore(one), ValueError, ("of 0 choices", "k=[1, 2, 4]")),
     "explore, k=3": (lambda: av.explore(one, k=3), TypeError, ("k=3", "k=[1, 2, 4]")),
     "explore, start, k=2": (lambda: av.explore(one, k=[1], start={"k": 2}), ValueError, ("k=2", "recorded: 1")),
     "explore, returns 3": (lambda: av.explore(lambda k: 3, k=[1]), TypeError, ("returned an int", "a recording")),

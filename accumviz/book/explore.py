@@ -11,6 +11,8 @@ from itertools import product
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from accumviz import arguments
 from accumviz.book import runs, weights
 from accumviz.checks.check import check
@@ -44,8 +46,8 @@ class Run:
         """What was raised, and by which line."""
         text = literal(str(self.failure).partition("\n")[0])
         error = f"{type(self.failure).__name__}: {text}"
-        if self.failure is not None and self.failure.__traceback__ is not None:
-            last = traceback.extract_tb(self.failure.__traceback__)[-1]
+        trace = getattr(self.failure, "__traceback__", None)
+        for last in traceback.extract_tb(trace)[-1:]:
             error += f" (raised by: {literal(last.line)})" if last.line else ""
         return error
 
@@ -67,34 +69,31 @@ class Run:
         return page, blob
 
 
+@dataclass(eq=False, repr=False)
 class Explorer(Displayed):
     """The recorded runs of one experiment, and the controls that switch between them.
 
     `choices` are the values of each control, by name.
     """
 
-    def __init__(
-        self,
-        experiment: Callable[..., Any],
-        choices: Choices,
-        recorded: Sequence[Run],
-        start: Sequence[int],
-        against: Sequence[int] | None,
-        loss: weights.Loss | None = None,
-        *,
-        tabs: bool = False,
-    ) -> None:
-        self.experiment = experiment
-        self.choices = choices
-        self.runs = recorded
-        self.start = start
-        self.against = against
-        self.tabs = tabs
-        ledgers = [run.ledger for run in recorded if run.ledger is not None]
-        right = [run.ledger for run in recorded if run.ledger is not None and run.right]
-        self._ground = weights.field(ledgers, loss, right=right)
+    experiment: Callable[..., Any]
+    choices: Choices
+    runs: Sequence[Run]
+    start: Sequence[int]
+    against: Sequence[int] | None
+    loss: weights.Loss | None = None
+    tabs: bool = False
+
+    def __post_init__(self) -> None:
+        ledgers = []
+        right = []
+        for run in self.runs:
+            if run.ledger is not None:
+                ledgers.append(run.ledger)
+                right += [run.ledger] if run.right else []
+        self._ground = weights.field(ledgers, self.loss, right=right)
         self._levels = runs.common_levels(ledgers)
-        for run in recorded:
+        for run in self.runs:
             self._draw_among_others(run)
 
     def _draw_among_others(self, run: Run) -> None:
@@ -107,11 +106,9 @@ class Explorer(Displayed):
 
         Raises what the experiment raised there, and `ValueError` for a choice that was not recorded.
         """
-        index = 0
+        sizes = [len(values) for values in self.choices.values()]
         places = positions("run", choice, self.choices)
-        for values, place in zip(self.choices.values(), places, strict=True):
-            index = index * len(values) + place
-        run = self.runs[index]
+        run = self.runs[np.ravel_multi_index(places, sizes)]
         if run.failure is not None:
             raise run.failure
         assert run.ledger is not None
@@ -144,7 +141,10 @@ class Explorer(Displayed):
                 places[key] = len(different)
                 different.append(page)
                 if "data" in page:
-                    page["data"] = _numbered(page["data"], parts)
+                    numbers = {}
+                    for name, part in page["data"].items():
+                        numbers[name] = parts.setdefault(json.dumps(part), len(parts))
+                    page["data"] = numbers
                     page["bytes"] = [len(blob), len(blob) + len(packed)]
                     blob += packed
             grid.append(places[key])
@@ -224,14 +224,6 @@ class Explorer(Displayed):
         )
 
 
-def _numbered(data: Mapping[str, Any], parts: dict[str, int]) -> dict[str, int]:
-    """Replace each part of a run's data by its number among the parts of all runs."""
-    numbers = {}
-    for name, part in data.items():
-        numbers[name] = parts.setdefault(json.dumps(part), len(parts))
-    return numbers
-
-
 def _static(name: str) -> str:
     return style.static(name, __file__)
 
@@ -268,9 +260,10 @@ def explore(
     >>> av.explore(train, k=[1, 2, 4])
     Explorer: 3 runs; k (3); .save('runs.html') writes a page
     """
-    made = experiment if isinstance(experiment, Mapping) else {}
-    if made:
-        choices = {"run": list(made)}
+    tabs = isinstance(experiment, Mapping)
+    if isinstance(experiment, Mapping):
+        choices = {"run": list(experiment)}
+        made = experiment
         experiment = lambda run: made[run]  # noqa: E731
     if not callable(experiment):
         raise TypeError(
@@ -284,7 +277,7 @@ def explore(
     if against is not None:
         beside = positions("against", {**(start or {}), **against}, grid)
     recorded = _record_all(experiment, grid)
-    return Explorer(experiment, grid, recorded, begin, beside, loss, tabs=bool(made))
+    return Explorer(experiment, grid, recorded, begin, beside, loss, tabs=tabs)
 
 
 def _grid(choices: Mapping[str, Iterable[Any]]) -> Choices:
@@ -301,14 +294,11 @@ def _grid(choices: Mapping[str, Iterable[Any]]) -> Choices:
             raise ValueError(
                 f"{name}={list(grid[name])!r}; expected one value or more, each of them once"
             )
-    if not grid:
-        raise ValueError(
-            "explore() was given no choices; expected lists of values by name, as in k=[1, 2, 4]"
-        )
     count = prod(map(len, grid.values()))
-    if count > _MOST_RUNS:
+    if not grid or count > _MOST_RUNS:
         raise ValueError(
-            f"{count:,} runs; expected at most {_MOST_RUNS}: leave values out"
+            f"{count:,} runs of {len(grid)} choices; expected lists of values by name, as in k=[1, 2, 4], "
+            f"and at most {_MOST_RUNS} runs"
         )
     return grid
 

@@ -127,22 +127,18 @@ def _arrange(loop: Loop, rows: Sequence[LoopLine]) -> Arrangement:
     return Arrangement(rows, text, ledger, report)
 
 
+@dataclass(eq=False, repr=False)
 class Lab(Displayed):
     """A loop whose lines can be moved, with a recording of each arrangement."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        start: Choice,
-        recorded: Mapping[tuple[str, ...], Arrangement],
-        task: str,
-    ) -> None:
-        self.loop = loop
-        self.start = start
-        self.recorded = recorded
-        self.task = task
-        self._first = recorded[tuple(start.values())]
-        runs = {id(run): run for run in recorded.values()}
+    loop: Loop
+    start: Choice
+    recorded: Mapping[tuple[str, ...], Arrangement]
+    task: str
+
+    def __post_init__(self) -> None:
+        self._first = self.recorded[tuple(self.start.values())]
+        runs = {id(run): run for run in self.recorded.values()}
         self._runs = list(runs.values())
 
     def run(self, **choice: Any) -> Ledger:

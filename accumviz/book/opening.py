@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from accumviz.book import weights
@@ -21,6 +22,7 @@ UNDIVIDED = "undivided"
 WAYS = (WHOLE, DIVIDED, UNDIVIDED)
 
 
+@dataclass(eq=False, repr=False)
 class Opening(Displayed):
     """Recordings of one loop for several learning rates, each with its division and without it.
 
@@ -28,23 +30,17 @@ class Opening(Displayed):
     gradient there. `token` is the division in the code, and `more` what stands behind a button.
     """
 
-    def __init__(
-        self,
-        runs: Mapping[tuple[float, str], Ledger],
-        loss: weights.Loss,
-        slope: Callable[[float], float],
-        start: float,
-        token: str,
-        more: Displayed | None = None,
-    ) -> None:
-        self.runs = runs
-        self.loss = loss
-        self.slope = slope
-        self.start = start
-        self.token = token
-        self.more = more
-        self.rates = sorted({rate for rate, _ in runs})
-        ground = weights.field([runs[start, way] for way in WAYS], loss)
+    runs: Mapping[tuple[float, str], Ledger]
+    loss: weights.Loss
+    slope: Callable[[float], float]
+    start: float
+    token: str
+    more: Displayed | None = None
+
+    def __post_init__(self) -> None:
+        self.rates = sorted({rate for rate, _ in self.runs})
+        shown = [self.runs[self.start, way] for way in WAYS]
+        ground = weights.field(shown, self.loss)
         assert ground is not None
         self._ground = ground
 
@@ -147,24 +143,18 @@ class Opening(Displayed):
 
 
 def opening(
-    experiment: Callable[[str, float], Any],
-    *,
-    rates: Sequence[float],
-    start: float,
-    loss: weights.Loss,
-    slope: Callable[[float], float],
-    token: str,
-    more: Displayed | None = None,
+    experiment: Callable[[str, float], Any], *, rates: Sequence[float], **about: Any
 ) -> Opening:
     """Record an experiment for each learning rate and each of the three ways, and show what one division does.
 
     `experiment(way, rate)` records one run of a single weight; the ways are "whole", "divided" and "undivided".
+    What `Opening` is told beside the runs is given by name.
     """
     runs = {}
     for rate in rates:
         for way in WAYS:
             runs[rate, way] = recorded(experiment(way, rate), "opening")
-    return Opening(runs, loss, slope, start, token, more)
+    return Opening(runs, **about)
 
 
 def _path(ledger: Ledger) -> list[float]:

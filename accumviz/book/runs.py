@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -52,25 +54,18 @@ def _steps(ledger: Ledger) -> list[Event]:
     return [event for event in ledger.of("step") if not event.skipped]
 
 
-def _most(values: Iterable[Any]) -> float:
+def _most(values: Iterable[float | None]) -> float:
     """Return the largest value that is known; -1 where none is."""
-    most = -1.0
-    for value in values:
-        if value is not None and np.isfinite(value):
-            most = max(most, float(value))
-    return most
+    return max((x for x in values if x is not None and isfinite(x)), default=-1.0)
 
 
 def _gradient(ledger: Ledger, event: Event) -> str:
     if len(ledger.parameters) == 1:
         return words.value(ledger, event.index, 0)
-    norms = []
-    for p, norm in enumerate(ledger.grad[event.index]):
-        if _is_used(ledger, event, p):
-            norms.append(norm)
-    if not norms:
+    used = [p for p in range(len(ledger.parameters)) if _is_used(ledger, event, p)]
+    if not used:
         return "None"
-    whole = float(np.linalg.norm(norms))
+    whole = float(np.linalg.norm(ledger.grad[event.index, used]))
     return f"‖·‖ {style.number(whole)}"
 
 
@@ -94,23 +89,23 @@ def gradients(ledger: Ledger) -> Page:
     >>> gradients(Ledger.build([Parameter("w", (1,))], [dict(kind="step", grad={"w": -20})]))
     {'of': ['w', 1], 'exact': True, 'end': False, 'steps': 1, 'rows': [[-20.0]]}
     """
+    parameters = ledger.parameters
     names: list[Any] = []
-    for parameter in ledger.parameters:
+    for parameter in parameters:
         names += [literal(parameter.name), parameter.numel]
-    numbers = sum(names[1::2])
-    exact = len(ledger.exact) == len(ledger.parameters)
-    exact = exact and numbers <= _MOST_ELEMENTS
+    numbers = sum(parameter.numel for parameter in parameters)
+    exact = len(ledger.exact) == len(parameters) and numbers <= _MOST_ELEMENTS
     if not exact:
-        numbers = len(ledger.parameters)
+        numbers = len(parameters)
     steps = _steps(ledger)
     shown = steps or list(ledger)[-1:]
-    most = _MOST_NUMBERS // max(numbers, 1)
+    most = max(_MOST_NUMBERS // max(numbers, 1), 1)
     return {
         "of": names,
         "exact": exact,
         "end": not steps,
         "steps": len(shown),
-        "rows": [_row(ledger, event, exact) for event in shown[: max(most, 1)]],
+        "rows": [_row(ledger, event, exact) for event in shown[:most]],
     }
 
 
@@ -167,11 +162,10 @@ class CommonScale:
 
 def common_scale(pages: Sequence[Page], right: Sequence[Page]) -> CommonScale:
     """Return one scale for these runs; `right` are those that others are torn off against."""
-    bars = _bars(pages)
     right_bars = _bars(right)
     rows = {}
-    for name, ranges in bars.items():
-        rows[name] = _torn(ranges, right_bars.get(name, []))
+    for name, ranges in _bars(pages).items():
+        rows[name] = _torn(ranges, right_bars[name])
     shares = _torn(_shares(pages), _shares(right))
     return CommonScale(rows, shares, _layout(pages))
 
@@ -185,12 +179,12 @@ def common_levels(ledgers: Sequence[Ledger]) -> Range | None:
     return _union(levels) if levels else None
 
 
-def _bars(pages: Sequence[Page]) -> dict[str, list[Range]]:
+def _bars(pages: Sequence[Page]) -> defaultdict[str, list[Range]]:
     """Return the ranges of each parameter's bars in all runs."""
-    bars: dict[str, list[Range]] = {}
+    bars = defaultdict(list)
     for page in pages:
         for row in page["p"]:
-            bars.setdefault(row["n"], []).append(row["r"])
+            bars[row["n"]].append(row["r"])
     return bars
 
 
@@ -201,15 +195,11 @@ def _shares(pages: Sequence[Page]) -> list[Range]:
 def _layout(pages: Sequence[Page]) -> Page:
     """Return what keeps all that is below a timeline in its place: it is as tall as the tallest."""
     layout: Page = {}
-    lengths = set()
-    lanes = set()
+    lengths = {len(page["e"]["k"]) for page in pages}
+    lanes = {page["lane"] for page in pages if "lane" in page}
     saved = []
     for page in pages:
-        events = page["e"]
-        lengths.add(len(events["k"]))
-        if "lane" in page:
-            lanes.add(page["lane"])
-        saved += events.get("b", [])
+        saved += page["e"].get("b", [])
     if len(lengths) > 1:
         layout["sizes"] = sorted(lengths)
     if len(lanes) > 1:

@@ -93,7 +93,7 @@ def test_when_every_run_raises_so_does_explore() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda: explore(toy), ValueError, "no choices"),
+        (lambda: explore(toy), ValueError, "of 0 choices"),
         (lambda: explore(toy, k=[]), ValueError, "one value or more"),
         (lambda: explore(toy, k=[1, 1]), ValueError, "each of them once"),
         (lambda: explore(toy, k="abc"), TypeError, "a list of values"),
