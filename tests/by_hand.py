@@ -191,8 +191,8 @@ class Play:
         for event, row in enumerate(self.rows):
             for name in row.get("changed", ()):
                 state[event, list(self.owners).index(name)] |= CHANGED
-        held = (built.parameters, built.events, built.contribution, built.grad, state, built.exact)
-        return Ledger(*held, weighed=built.weighed, meta=meta)
+        held = (built.parameters, built.events, built.contribution, built.grad, state, built.elements)
+        return Ledger(*held, meta=meta)
 
     def beside(self, other: int = 7) -> Play:
         """The same loop, with another network beside it that is trained rightly by an optimizer of its own."""

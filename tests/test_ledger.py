@@ -172,7 +172,7 @@ def test_a_part_of_events_keeps_only_the_texts_that_it_has(events: Events) -> No
 
 
 def test_a_ledger_of_columns_answers_as_one_of_events(toy: Ledger) -> None:
-    arrays = toy.contribution, toy.grad, toy.state, toy.exact
+    arrays = toy.contribution, toy.grad, toy.state, toy.elements
     columns = Ledger(toy.parameters, Events.of(toy.events), *arrays)
     assert repr(columns) == repr(toy)
     assert columns.events[:] == toy.events[:]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from accumviz.graph.graph import Graph
 from accumviz.ledger.ledger import Ledger, Recorded
@@ -43,7 +44,7 @@ class WeightPath(NamedTuple):
 
     names: Names = ()
     events: Sequence[int] = ()
-    points: np.ndarray = np.zeros((0, 0))
+    points: ndarray = np.zeros((0, 0))
 
 
 def path(ledger: Ledger) -> WeightPath:
@@ -249,7 +250,7 @@ def _range(paths: Sequence[WeightPath], right: Sequence[WeightPath], i: int) -> 
     return low - margin, high + margin
 
 
-def _finite(paths: Sequence[WeightPath], i: int) -> np.ndarray:
+def _finite(paths: Sequence[WeightPath], i: int) -> ndarray:
     """Return all values of an element that are finite."""
     columns = [one.points[:, i] for one in paths]
     values = np.concatenate([np.zeros(0), *columns])
@@ -283,7 +284,7 @@ def _with_valley(loss: Loss, across: Range) -> Range:
     return min(low, lowest - room), max(high, lowest + room)
 
 
-def _losses(loss: Loss, across: Range, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _losses(loss: Loss, across: Range, count: int) -> tuple[ndarray, ndarray]:
     """Return places in a range, and the losses there, where they are finite."""
     places = np.linspace(*across, count)
     losses = np.array([_at(loss, x) for x in places.tolist()])

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy import ndarray
 
 from accumviz.ledger.events import (
     CHANGED,
     CONTRIBUTED,
     PRESENT,
     Arrays,
+    Elements,
     Event,
     Parameter,
-    Weighed,
 )
 
 # What a row of `build` has by the names of parameters.
@@ -44,45 +45,40 @@ def build(
     state = np.zeros(shape, np.uint8)
     contribution = np.zeros(shape)
     grad = np.zeros(shape)
-    exact = {}
-    weights = {}
-    weighed = [e for e, row in enumerate(rows) if row.get("weights")]
+    added = _elements(rows, parameters, "contribution")
+    left = _elements(rows, parameters, "grad")
+    end = 0
     for p, parameter in enumerate(parameters):
-        added = _column(rows, parameter, "contribution")
-        left = _column(rows, parameter, "grad")
-        contribution[:, p] = np.linalg.norm(added, axis=1)
-        grad[:, p] = np.linalg.norm(left, axis=1)
-        exact[p] = added, left
-        if weighed:
-            weights[p] = _column(rows, parameter, "weights")[weighed]
-        before = np.concatenate([left[:1], left])
+        start, end = end, end + parameter.numel
+        of_grad = left[:, start:end]
+        contribution[:, p] = np.linalg.norm(added[:, start:end], axis=1)
+        grad[:, p] = np.linalg.norm(of_grad, axis=1)
+        before = np.concatenate([of_grad[:1], of_grad])
         for e, row in enumerate(rows):
-            state[e, p] = _state(row, parameter.name, before[e], left[e])
-    return kind(
-        parameters,
-        events,
-        contribution,
-        grad,
-        state,
-        exact,
-        weighed=Weighed(np.array(weighed, np.int64), weights),
-        **about,
-    )
+            state[e, p] = _state(row, parameter.name, before[e], of_grad[e])
+    weighed = np.flatnonzero([bool(row.get("weights")) for row in rows])
+    weights = _elements(rows, parameters, "weights")[weighed]
+    kept = tuple(range(len(parameters)))
+    elements = Elements(kept, added, left, weighed, weights)
+    return kind(parameters, events, contribution, grad, state, elements, **about)
 
 
-def _column(rows: list[dict[str, Any]], parameter: Parameter, field: str) -> np.ndarray:
-    """Return the elements that rows have of a parameter; one number stands for all of them."""
-    elements = np.full((len(rows), parameter.numel), np.nan)
-    for e, row in enumerate(rows):
-        of_row = row.get(field, {})
-        if parameter.name in of_row:
-            elements[e] = np.ravel(of_row[parameter.name])
-    return elements
+def _elements(
+    rows: list[dict[str, Any]], parameters: list[Parameter], field: str
+) -> ndarray:
+    """Return the elements that rows have of all parameters; one number stands for all of a parameter."""
+    columns = [np.zeros((len(rows), 0))]
+    for parameter in parameters:
+        column = np.full((len(rows), parameter.numel), np.nan)
+        for e, row in enumerate(rows):
+            of_row = row.get(field, {})
+            if parameter.name in of_row:
+                column[e] = np.ravel(of_row[parameter.name])
+        columns.append(column)
+    return np.concatenate(columns, axis=1)
 
 
-def _state(
-    row: dict[str, Any], name: str, before: np.ndarray, after: np.ndarray
-) -> int:
+def _state(row: dict[str, Any], name: str, before: ndarray, after: ndarray) -> int:
     """Return the bits of one parameter after a row."""
     contributed = name in row.get("contribution", {})
     state = CONTRIBUTED | CHANGED if contributed else 0

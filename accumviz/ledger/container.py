@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
+from numpy import ndarray
 
 from accumviz import arguments
 
@@ -37,7 +38,7 @@ _DEEPEST_JSON = 16
 _LARGEST_INTEGER = 1 << 63
 
 # What a chunk says, and its arrays by name.
-Chunk = tuple[dict[str, Any], dict[str, np.ndarray]]
+Chunk = tuple[dict[str, Any], dict[str, ndarray]]
 
 
 class LedgerFileError(ValueError):
@@ -61,7 +62,7 @@ _WRONG = (
 # --- chunks ----------------------------------------------------------------------------------
 
 
-def pack(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
+def pack(header: dict[str, Any], arrays: dict[str, ndarray]) -> bytes:
     """Return a chunk as it is stored."""
     columns, parts = [], []
     for name, array in arrays.items():
@@ -259,7 +260,7 @@ class Writer:
             raise
 
     def append(
-        self, header: dict[str, Any], arrays: dict[str, np.ndarray] | None = None
+        self, header: dict[str, Any], arrays: dict[str, ndarray] | None = None
     ) -> None:
         """Write a chunk, opening the file if need be. Raises `OSError` when the disk refuses it."""
         if self._closed:

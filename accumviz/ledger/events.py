@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Self, overload
 
 import numpy as np
+from numpy import ndarray
 
 # Bits of `Ledger.state`, one byte per event and parameter.
 PRESENT, CONTRIBUTED, CHANGED = 1, 2, 4
@@ -178,15 +179,15 @@ class Events(Sequence[Event]):
 
     def __init__(
         self,
-        codes: np.ndarray,
-        numbers: np.ndarray,
+        codes: ndarray,
+        numbers: ndarray,
         tables: Mapping[str, Sequence[str]],
     ) -> None:
         self.codes = codes
         self.numbers = numbers
         self.tables = {name: tuple(tables[name]) for name in TABLES}
         codes.flags.writeable = numbers.flags.writeable = False
-        self._detailed: dict[tuple[str, str], np.ndarray] = {}
+        self._detailed: dict[tuple[str, str], ndarray] = {}
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Events:
@@ -262,18 +263,18 @@ class Events(Sequence[Event]):
             fields[name] = _NAN if math.isnan(value) else value
         return Event(places, **fields)
 
-    def column(self, name: str) -> np.ndarray:
+    def column(self, name: str) -> ndarray:
         """Return one column of `NUMBERS`, or `line` or `rank` (-1: all of them)."""
         at = _AT[name]
         in_codes = at < len(CODES)
         return self.codes[:, at] if in_codes else self.numbers[:, at - len(CODES)]
 
-    def where(self, name: str, *texts: str) -> np.ndarray:
+    def where(self, name: str, *texts: str) -> ndarray:
         """Return for each event whether this column holds one of these texts."""
         codes = [code for code, text in enumerate(self.tables[name]) if text in texts]
         return np.isin(self.column(name), codes)
 
-    def detail(self, name: str, default: Any) -> np.ndarray:
+    def detail(self, name: str, default: Any) -> ndarray:
         """Return one entry of every event's details, or `default`, whose type (number, truth, object) the array has."""
         key = name, repr(default)
         if key not in self._detailed:
@@ -287,7 +288,7 @@ class Events(Sequence[Event]):
             self._detailed[key] = column
         return self._detailed[key]
 
-    def has(self, name: str) -> np.ndarray:
+    def has(self, name: str) -> ndarray:
         """Return for each event whether its details have this entry."""
         codes = [code for code, details in enumerate(self.details) if name in details]
         return np.isin(self.column("details"), codes)
@@ -305,7 +306,7 @@ class Events(Sequence[Event]):
         return frames
 
     @property
-    def skipped(self) -> np.ndarray:
+    def skipped(self) -> ndarray:
         """For each event, whether it is a step that changed no weight."""
         return self.detail("skipped", default=False)
 
@@ -334,20 +335,18 @@ def _numbered(texts: Iterable[str]) -> tuple[list[str], list[int]]:
     return list(table), places
 
 
-class Weighed(NamedTuple):
-    """Weights of small parameters: after which `events`, and of each parameter the `elements` (events × elements)."""
+class Elements(NamedTuple):
+    """What is kept element by element, of the parameters with the numbers `kept`, one parameter after the other.
 
-    events: np.ndarray
-    elements: dict[int, np.ndarray]
+    `added` and `left`, what was contributed and `.grad`, are events × elements; `weights` are those elements'
+    weights after the events `weighed`.
+    """
 
-    def after_each(self, count: int, parameter: int) -> np.ndarray:
-        """Return the elements after each of so many events; empty where none of this parameter are kept."""
-        if parameter not in self.elements:
-            return np.zeros((0, 0))
-        kept = self.elements[parameter]
-        every = np.full((count, kept.shape[1]), np.nan)
-        every[self.events] = kept
-        return every
+    kept: tuple[int, ...] = ()
+    added: ndarray = np.zeros((0, 0))
+    left: ndarray = np.zeros((0, 0))
+    weighed: ndarray = np.zeros(0, np.int32)
+    weights: ndarray = np.zeros((0, 0))
 
 
 @dataclass
@@ -360,13 +359,13 @@ class Block:
     """
 
     events: Events
-    contribution: np.ndarray
-    grad: np.ndarray
-    state: np.ndarray
-    added: np.ndarray
-    left: np.ndarray
-    weighed: np.ndarray
-    weights: np.ndarray
+    contribution: ndarray
+    grad: ndarray
+    state: ndarray
+    added: ndarray
+    left: ndarray
+    weighed: ndarray
+    weights: ndarray
 
     @classmethod
     def empty(cls, parameters: int, elements: int) -> Block:
@@ -415,12 +414,11 @@ class Arrays:
         self,
         parameters: Sequence[Parameter],
         events: Iterable[Event],
-        contribution: np.ndarray,
-        grad: np.ndarray,
-        state: np.ndarray,
-        exact: Mapping[int, tuple[np.ndarray, np.ndarray]] | None = None,
+        contribution: ndarray,
+        grad: ndarray,
+        state: ndarray,
+        elements: Elements | None = None,
         *,
-        weighed: Weighed | None = None,
         sources: Mapping[str, str] | None = None,
         meta: Mapping[str, Any] | None = None,
         complete: bool = True,
@@ -430,49 +428,50 @@ class Arrays:
         self.contribution = contribution.astype(np.float32, copy=False)
         self.grad = grad.astype(np.float32, copy=False)
         self.state = state.astype(np.uint8, copy=False)
-        self.exact = dict(exact or {})
-        self.weighed = weighed or Weighed(np.zeros(0, np.int64), {})
+        self.elements = elements or Elements()
         self.sources = dict(sources or {})
         self.meta = dict(meta or {})
         self.complete = complete and "stopped" not in self.meta
         expected = (len(self.events), len(self.parameters))
         for name in ("contribution", "grad", "state"):
-            shape = getattr(self, name).shape
-            if shape != expected:
+            array = getattr(self, name)
+            array.flags.writeable = False
+            if array.shape != expected:
                 raise ValueError(
-                    f"{name} has shape {shape}, expected events × parameters {expected}"
+                    f"{name} has shape {array.shape}, expected events × parameters {expected}"
                 )
-        arrays: list[np.ndarray] = [self.contribution, self.grad, self.state]
-        arrays += self.weighed.elements.values()
-        for pair in self.exact.values():
-            arrays += pair
+        kept, *arrays = self.elements
         for array in arrays:
             array.flags.writeable = False
+        self.exact: dict[int, tuple[ndarray, ndarray]] = {}
+        self._places: dict[int, slice] = {}
+        end = 0
+        for p in kept:
+            start, end = end, end + self.parameters[p].numel
+            self._places[p] = slice(start, end)
+            self.exact[p] = (
+                self.elements.added[:, start:end],
+                self.elements.left[:, start:end],
+            )
 
     @classmethod
     def of_block(
         cls,
         parameters: Sequence[Parameter],
-        kept: Sequence[int],
+        kept: Iterable[int],
         block: Block,
         **about: Any,
     ) -> Self:
         """Return the ledger of a block; elements are kept of the parameters with the numbers `kept`."""
-        added, left, weights = {}, {}, {}
-        end = 0
-        for p in kept:
-            start, end = end, end + parameters[p].numel
-            added[p], left[p] = block.added[:, start:end], block.left[:, start:end]
-            if len(block.weighed):
-                weights[p] = block.weights[:, start:end]
         return cls(
             parameters,
             block.events,
             block.contribution,
             block.grad,
             block.state,
-            {p: (added[p], left[p]) for p in kept},
-            weighed=Weighed(block.weighed, weights),
+            Elements(
+                tuple(kept), block.added, block.left, block.weighed, block.weights
+            ),
             **about,
         )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy import ndarray
 
 from accumviz.ledger.container import Chunk, Reader, an_object, sane
 from accumviz.ledger.events import (
@@ -101,47 +102,26 @@ def packed(block: Block) -> Chunk:
 
 def chunks(ledger: Arrays) -> Iterator[Chunk]:
     """Yield a ledger as chunks of a few megabytes; the first has what is said of all of it."""
-    kept = sorted(ledger.exact)
+    kept, added, left, weighed, weights = ledger.elements
     about = described(ledger.parameters, kept, ledger.meta)
     about["sources"] = ledger.sources
     yield about, {}
-    elements = sum(ledger.parameters[p].numel for p in kept)
-    bytes_of_event = 96 + 9 * len(ledger.parameters) + 16 * elements
+    bytes_of_event = 96 + 9 * len(ledger.parameters) + 16 * added.shape[1]
     step = max(1, _CHUNK_BYTES // bytes_of_event)
     for start in range(0, len(ledger.events), step):
-        block = _block(ledger, kept, slice(start, start + step))
+        rows = slice(start, start + step)
+        first, last = np.searchsorted(weighed, [rows.start, rows.stop]).tolist()
+        block = Block(
+            ledger.events.take(rows),
+            ledger.contribution[rows],
+            ledger.grad[rows],
+            ledger.state[rows],
+            added[rows],
+            left[rows],
+            weighed[first:last] - start,
+            weights[first:last],
+        )
         yield packed(block)
-
-
-def _block(ledger: Arrays, kept: Sequence[int], rows: slice) -> Block:
-    """Return some events as a block."""
-    events, weights = ledger.weighed
-    first, last = np.searchsorted(events, [rows.start, rows.stop]).tolist()
-    # Of no parameter at all there are still rows.
-    added = [np.zeros((len(ledger.state), 0))]
-    left = list(added)
-    after = [np.zeros((len(events), 0))]
-    for p in kept:
-        of_added, of_left = ledger.exact[p]
-        added.append(of_added)
-        left.append(of_left)
-        unknown = np.full((len(events), of_added.shape[1]), np.nan)
-        after.append(weights.get(p, unknown))
-    return Block(
-        ledger.columns.take(rows),
-        ledger.contribution[rows],
-        ledger.grad[rows],
-        ledger.state[rows],
-        _beside(added, rows),
-        _beside(left, rows),
-        events[first:last] - rows.start,
-        _beside(after, slice(first, last)),
-    )
-
-
-def _beside(tables: list[np.ndarray], rows: slice) -> np.ndarray:
-    """Return some rows of tables side by side."""
-    return np.concatenate([table[rows] for table in tables], axis=1)
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -177,6 +157,8 @@ def decode(reader: Reader, kind: type[Kind]) -> Kind:
     _check(kept, [range(len(parameters))], "kept")
     elements = sum(parameters[p].numel for p in kept)
     block = join(parts or [Block.empty(len(parameters), elements)])
+    if block.weighed.size == 0:
+        block.weights = np.zeros((0, elements))
     for array in (block.added, block.left, block.weights):
         if array.shape[1] != elements:
             raise ValueError(f"{array.shape[1]} elements, expected {elements}")
@@ -204,7 +186,7 @@ def _parameters(rows: Any) -> tuple[Parameter, ...]:
     return tuple(parameters)
 
 
-def _block_of(tables: dict[str, Any], arrays: dict[str, np.ndarray]) -> Block:
+def _block_of(tables: dict[str, Any], arrays: dict[str, ndarray]) -> Block:
     """Return a block whose columns fit together; whether they fit to the parameters is seen when it is joined."""
     for name in ("codes", "numbers"):
         arrays[name] = np.ascontiguousarray(arrays[name].T)
@@ -230,7 +212,7 @@ def _block_of(tables: dict[str, Any], arrays: dict[str, np.ndarray]) -> Block:
     return Block(events, **{name: arrays[name] for name in ARRAYS})
 
 
-def _check_numbers(column: np.ndarray, name: str) -> None:
+def _check_numbers(column: ndarray, name: str) -> None:
     if name == "time":
         _check_range(np.isfinite(column), name)
     elif name in _BYTES:
@@ -275,7 +257,7 @@ def _check(value: Any, expected: Any, name: str) -> None:
         raise ValueError(f"{name} is {str(value)[:100]}")
 
 
-def _check_range(fits: np.ndarray, name: str) -> None:
+def _check_range(fits: ndarray, name: str) -> None:
     if not fits.all():
         raise ValueError(f"a {name} is out of range")
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, PRESENT, Arrays, Event, Events
 
@@ -40,9 +41,9 @@ class Outcomes(NamedTuple):
     (-1: none), `steps` how many steps used it. Entries without a contribution hold -1, -1, 0.
     """
 
-    erased: np.ndarray
-    consumed: np.ndarray
-    steps: np.ndarray
+    erased: ndarray
+    consumed: ndarray
+    steps: ndarray
 
 
 class Backwards(Sequence[int]):
@@ -57,7 +58,7 @@ class Backwards(Sequence[int]):
 
     __slots__ = ("_events",)
 
-    def __init__(self, events: np.ndarray) -> None:
+    def __init__(self, events: ndarray) -> None:
         self._events = events
 
     def __len__(self) -> int:
@@ -118,9 +119,9 @@ class Factor(NamedTuple):
 class Scaling(NamedTuple):
     """The events that scale `.grad`: a row of `factors` for each (as `Factor` has them), and what it `changed`."""
 
-    events: np.ndarray
-    factors: np.ndarray
-    changed: np.ndarray
+    events: ndarray
+    factors: ndarray
+    changed: ndarray
 
 
 class _Change(NamedTuple):
@@ -133,7 +134,7 @@ class _Change(NamedTuple):
     event: Event
     ratio: float
     says_nothing: bool
-    remains: np.ndarray
+    remains: ndarray
     tolerance: float
 
     def number(self, name: str) -> float:
@@ -153,7 +154,9 @@ def scaling(ledger: Arrays) -> Scaling:
         ratio = after / before
     ratio[~changed | ~np.isfinite(ratio) | (ratio <= 0)] = np.nan
     remains = changed & (after != 0) & (ledger.state[at] & PRESENT > 0)
-    in_half = [parameter.dtype in HALF for parameter in ledger.parameters]
+    in_half = np.array(
+        [parameter.dtype in HALF for parameter in ledger.parameters], bool
+    )
     tolerance = np.where((changed & in_half).any(axis=1), SAME_IN_HALF, SAME)
     factors = []
     for row, e in enumerate(at.tolist()):
@@ -172,7 +175,7 @@ def scaling(ledger: Arrays) -> Scaling:
     return Scaling(at, rows.reshape(-1, len(Factor._fields)), changed)
 
 
-def _one(ratios: np.ndarray, tolerance: float) -> float:
+def _one(ratios: ndarray, tolerance: float) -> float:
     """Return the ratio that all of these are; NaN where they differ or there is none."""
     if not ratios.size:
         return math.nan
@@ -180,13 +183,13 @@ def _one(ratios: np.ndarray, tolerance: float) -> float:
     return mean if np.ptp(ratios) <= tolerance * mean else math.nan
 
 
-def _scales(events: Events) -> np.ndarray:
+def _scales(events: Events) -> ndarray:
     """Mark the events that may scale what is in `.grad`."""
     # A fused optimizer unscales what it reads, and leaves it unscaled.
     unscales = events.detail("amp_scale", 0.0) > 0
     fused = events.where("kind", "step") & ~events.skipped & unscales
     synced = events.where("kind", "sync") & ~scatters(events)
-    scales: np.ndarray = events.where("kind", "clip", "unscale", "edit")
+    scales: ndarray = events.where("kind", "clip", "unscale", "edit")
     return scales | fused | synced
 
 
@@ -256,18 +259,18 @@ class Product(NamedTuple):
     not all that happened.
     """
 
-    by_hand: np.ndarray
-    clipped: np.ndarray
-    unscaled: np.ndarray
-    averaged: np.ndarray
-    reason: np.ndarray
+    by_hand: ndarray
+    clipped: ndarray
+    unscaled: ndarray
+    averaged: ndarray
+    reason: ndarray
 
     @property
-    def coefficient(self) -> np.ndarray:
+    def coefficient(self) -> ndarray:
         """All of them together, NaN where that is unknown."""
         with np.errstate(over="ignore", invalid="ignore"):
             product = self.by_hand * self.clipped * self.unscaled * self.averaged
-        coefficient: np.ndarray = np.where(self.reason > 0, np.nan, product)
+        coefficient: ndarray = np.where(self.reason > 0, np.nan, product)
         return coefficient
 
 
@@ -289,7 +292,7 @@ class Factors:
         self._ranks = np.append(ranks, 1.0)
         self._reason = np.append(reason, 0).astype(int)
 
-    def between(self, start: np.ndarray, stop: np.ndarray) -> Product:
+    def between(self, start: ndarray, stop: ndarray) -> Product:
         """Return what happened after `start`, up to and with `stop` (arrays of events)."""
         before = np.searchsorted(self._events, start, side="right")
         after = np.searchsorted(self._events, stop, side="right")
@@ -304,7 +307,7 @@ class Factors:
         )
 
 
-def _last(marked: np.ndarray) -> np.ndarray:
+def _last(marked: ndarray) -> ndarray:
     """Return, for the first 0, 1, … places, which of them is the last that is marked; -1 for none."""
     places = np.where(marked, np.arange(marked.size), -1)
     last = np.maximum.accumulate(np.append(-1, places))
@@ -322,12 +325,12 @@ class History(NamedTuple):
     the parameter that they are scattered to: no step reads them before.
     """
 
-    parameters: np.ndarray
+    parameters: ndarray
     optimizers: tuple[int, ...]
     shard: int | None
-    born: np.ndarray
-    end: np.ndarray
-    ends: np.ndarray
+    born: ndarray
+    end: ndarray
+    ends: ndarray
     factors: Factors
 
     @property
@@ -347,12 +350,12 @@ class Passage(NamedTuple):
 
     history: History
     read: History
-    backward: np.ndarray
-    entered: np.ndarray
-    end: np.ndarray
-    ranks: np.ndarray
-    consumed: np.ndarray
-    steps: np.ndarray
+    backward: ndarray
+    entered: ndarray
+    end: ndarray
+    ranks: ndarray
+    consumed: ndarray
+    steps: ndarray
 
     @property
     def is_scattered(self) -> bool:
@@ -360,11 +363,11 @@ class Passage(NamedTuple):
         return self.read is not self.history
 
     @property
-    def cells(self) -> tuple[np.ndarray, ...]:
+    def cells(self) -> tuple[ndarray, ...]:
         """Their places in arrays of events × parameters."""
         return np.ix_(self.backward, self.history.parameters)
 
-    def until(self, which: np.ndarray, stop: np.ndarray) -> Product:
+    def until(self, which: ndarray, stop: ndarray) -> Product:
         """Return what happened to the contributions at these places until events, each until its own."""
         entered = self.entered[which]
         product = self.read.factors.between(entered, stop)
@@ -397,16 +400,14 @@ class Flow:
     def _histories(self) -> Iterator[History]:
         """Yield the parameters to which the same happened at the same events, each group with what happened."""
         parameters = self.ledger.parameters
-        names = [parameter.name for parameter in parameters]
+        columns = {parameter.name: p for p, parameter in enumerate(parameters)}
         contributed = self.ledger.state & CONTRIBUTED > 0
         gone = _gone(self.ledger)
         marks = np.concatenate([contributed, gone, self.scaling.changed])
         bits = np.ascontiguousarray(np.packbits(marks, axis=0).T)
         alike: dict[tuple[Any, ...], list[int]] = {}
         for p, parameter in enumerate(parameters):
-            shard = None
-            if parameter.unsharded_of in names:
-                shard = names.index(parameter.unsharded_of)
+            shard = columns.get(parameter.unsharded_of)
             key = parameter.optimizers, shard, bits[p].tobytes()
             alike.setdefault(key, []).append(p)
         for (optimizers, shard, _), members in alike.items():
@@ -424,8 +425,8 @@ class Flow:
             )
 
     def reads(
-        self, steps: np.ndarray, entered: np.ndarray, end: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self, steps: ndarray, entered: ndarray, end: ndarray
+    ) -> tuple[ndarray, ndarray]:
         """Return which steps read contributions that entered `.grad` and left it there: `steps[first:until]` each."""
         last = self._last_reader[end]
         first = np.searchsorted(steps, entered, side="right")
@@ -436,8 +437,8 @@ class Flow:
         return first, np.maximum(until, at_least)
 
     def _consumed(
-        self, optimizers: Sequence[int], entered: np.ndarray, end: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self, optimizers: Sequence[int], entered: ndarray, end: ndarray
+    ) -> tuple[ndarray, ndarray]:
         """Return the first step that used each contribution (-1: none), and how many did."""
         steps = steps_of(self.ledger, optimizers)
         first, until = self.reads(steps, entered, end)
@@ -461,7 +462,7 @@ class Flow:
         return [passage for passage in passages if passage.backward.size]
 
     def _scattered(
-        self, history: History, shard: History, born: np.ndarray, end: np.ndarray
+        self, history: History, shard: History, born: ndarray, end: ndarray
     ) -> list[Passage]:
         """Return the passage of what is scattered to a shard, and of what is erased before, which no step reads."""
         taken = self._scatters[end]
@@ -476,7 +477,7 @@ class Flow:
             self._passage(history, history, lost, lost, lost),
         ]
 
-    def _arrival(self, shard: History, scattered: np.ndarray) -> np.ndarray:
+    def _arrival(self, shard: History, scattered: ndarray) -> ndarray:
         """Return where what was scattered is in its shard: it waits beside it for an average over groups of ranks."""
         state = self.ledger.state[:, shard.parameters[0]]
         present = np.flatnonzero(state & PRESENT)
@@ -488,10 +489,10 @@ class Flow:
         self,
         history: History,
         read: History,
-        backward: np.ndarray,
-        entered: np.ndarray,
-        end: np.ndarray,
-        ranks: np.ndarray | None = None,
+        backward: ndarray,
+        entered: ndarray,
+        end: ndarray,
+        ranks: ndarray | None = None,
     ) -> Passage:
         """Return the passage of contributions to one history to where they are read."""
         if ranks is None:
@@ -499,9 +500,7 @@ class Flow:
         consumed, steps = self._consumed(read.readers, entered, end)
         return Passage(history, read, backward, entered, end, ranks, consumed, steps)
 
-    def _ranks(
-        self, history: History, born: np.ndarray, scattered: np.ndarray
-    ) -> np.ndarray:
+    def _ranks(self, history: History, born: ndarray, scattered: ndarray) -> ndarray:
         """Return over how many ranks contributions were averaged when they were scattered; NaN where unknown."""
         ranks = self.events.detail("ranks", math.nan)[scattered]
         reduced_otherwise = self.events.has("reduction")[scattered]
@@ -511,18 +510,18 @@ class Flow:
         averaged = (ranks >= 1) & ~reduced_otherwise
         return np.where(averaged & unchanged, ranks, np.nan)
 
-    def coefficients(self, parameter: int, born: np.ndarray, event: int) -> np.ndarray:
+    def coefficients(self, parameter: int, born: ndarray, event: int) -> ndarray:
         """Return with which coefficient contributions are in `.grad` after an event; NaN where that is unknown."""
         stop = np.full(born.shape, event)
         product = self.of[parameter].factors.between(born, stop)
         return product.coefficient
 
-    def live(self, event: int, parameter: int) -> np.ndarray:
+    def live(self, event: int, parameter: int) -> ndarray:
         """Return the events whose contributions are in a parameter's `.grad` after an event."""
         history = self.of[parameter]
         was_born = history.born <= event
         live = was_born & (history.end > event)
-        born: np.ndarray = history.born[live]
+        born: ndarray = history.born[live]
         return born
 
     @cached_property
@@ -545,14 +544,14 @@ class Flow:
                 steps[passage.cells] = passage.steps[:, None]
         return Outcomes(erased, consumed, steps)
 
-    def _event(self, end: np.ndarray) -> np.ndarray:
+    def _event(self, end: ndarray) -> ndarray:
         """Return the events that erased something as a column, -1 where none did."""
         is_event = end < len(self.events)
         events = np.where(is_event, end, -1)
         return events[:, None]
 
     @cached_property
-    def erased_for_good(self) -> np.ndarray:
+    def erased_for_good(self) -> ndarray:
         """As `Outcomes.erased`; but what was scattered ends where its shard's contribution does."""
         erased = self.outcomes.erased.copy()
         for passage in self.passages:
@@ -602,7 +601,7 @@ class Flow:
         return False
 
 
-def _held_before(ledger: Arrays) -> np.ndarray:
+def _held_before(ledger: Arrays) -> ndarray:
     """Mark the parameters of which `.grad` held something before the first event that is in it after that, too."""
     if not len(ledger.events):
         return np.zeros(len(ledger.parameters), bool)
@@ -617,18 +616,18 @@ def _held_before(ledger: Arrays) -> np.ndarray:
     was_added = state & CONTRIBUTED > 0
     unchanged = state & CHANGED == 0
     was_left = (grad > 0) & unchanged
-    held: np.ndarray = np.where(was_added, differs, was_left)
+    held: ndarray = np.where(was_added, differs, was_left)
     return held
 
 
-def _next(ends: np.ndarray, events: np.ndarray) -> np.ndarray:
+def _next(ends: ndarray, events: ndarray) -> ndarray:
     """Return the first of some ends after each event; the last of them for all later ones."""
     places = np.searchsorted(ends[:-1], events, side="right")
-    following: np.ndarray = ends[places]
+    following: ndarray = ends[places]
     return following
 
 
-def _steps_around(events: Events) -> np.ndarray:
+def _steps_around(events: Events) -> ndarray:
     """Return, for each event inside a step, the event of that step, which follows it; -1 for others."""
     around = np.full(len(events), -1)
     inside = events.where("within", "step")
@@ -643,9 +642,7 @@ def _steps_around(events: Events) -> np.ndarray:
     return around
 
 
-def _last_readers(
-    events: Events, around: np.ndarray, in_closure: np.ndarray
-) -> np.ndarray:
+def _last_readers(events: Events, around: ndarray, in_closure: ndarray) -> ndarray:
     """Return, for each event that erases (and for "none"), the last event that may have read what it erased.
 
     A step may zero what it has read; but where a closure ran inside it, the closure may have zeroed before.
@@ -659,13 +656,13 @@ def _last_readers(
     return last
 
 
-def _gone(ledger: Arrays) -> np.ndarray:
+def _gone(ledger: Arrays) -> ndarray:
     """Mark where each `.grad` was removed or zeroed: events × parameters."""
     events = ledger.columns
     # A shard is away while FSDP averages it over groups of ranks; only a reduce-scatter takes a gradient for good.
     away = events.where("kind", "sync") & ~scatters(events)
     absent = ledger.state & PRESENT == 0
-    gone: np.ndarray = absent & ~away[:, None]
+    gone: ndarray = absent & ~away[:, None]
     zeros = events.where("kind", "zero_grad", "edit", "step")
     at = np.flatnonzero(zeros)
     before = np.maximum(at - 1, 0)
@@ -677,15 +674,15 @@ def _gone(ledger: Arrays) -> np.ndarray:
     return gone
 
 
-def scatters(events: Events) -> np.ndarray:
+def scatters(events: Events) -> ndarray:
     """Mark the collectives that take gradients elsewhere, and leave none."""
     operation = events.detail("op", None)
     stays = np.isin(operation, ("all-reduce", "all-gather", "broadcast"))
-    takes: np.ndarray = events.where("kind", "sync") & ~stays
+    takes: ndarray = events.where("kind", "sync") & ~stays
     return takes
 
 
-def steps_of(ledger: Arrays, optimizers: Sequence[int]) -> np.ndarray:
+def steps_of(ledger: Arrays, optimizers: Sequence[int]) -> ndarray:
     """Return the steps of these optimizers that changed weights, as indices of events."""
     events = ledger.columns
     taken = events.where("kind", "step") & ~events.skipped

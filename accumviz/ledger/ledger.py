@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy import ndarray
 
 from accumviz import arguments
 from accumviz.ledger import builder
@@ -80,8 +81,8 @@ class Provenance(Displayed):
 
     labels: tuple[str, ...]
     parameters: tuple[str, ...]
-    total: np.ndarray
-    count: np.ndarray
+    total: ndarray
+    count: ndarray
 
 
 class Ledger(Arrays, Displayed):
@@ -201,7 +202,7 @@ class Ledger(Arrays, Displayed):
         near = arguments.nearest(parameter, (p.name for p in self.parameters))
         raise KeyError(f"no parameter {parameter!r} in this ledger; nearest: {near}")
 
-    def values(self, parameter: str | int, of: str = "grad") -> np.ndarray:
+    def values(self, parameter: str | int, of: str = "grad") -> ndarray:
         """Element by element, what `.grad` held after each event (or `of="contribution"`).
 
         Returns float64, events × elements; NaN where there was none. Raises `KeyError` when
@@ -217,12 +218,18 @@ class Ledger(Arrays, Displayed):
             )
         return self.exact[p][of == "grad"]
 
-    def weights(self, parameter: str | int) -> np.ndarray:
+    def weights(self, parameter: str | int) -> ndarray:
         """Element by element, what a small parameter's weights were after each step, and at the first event.
 
         Returns float64, events × elements, NaN at other events; an empty array when they were not kept.
         """
-        return self.weighed.after_each(len(self), self.index(parameter))
+        place = self._places.get(self.index(parameter), slice(0))
+        weights = self.elements.weights[:, place]
+        if not weights.size:
+            return np.zeros((0, 0))
+        every = np.full((len(self), weights.shape[1]), np.nan)
+        every[self.elements.weighed] = weights
+        return every
 
     @cached_property
     def flow(self) -> Flow:
@@ -280,7 +287,7 @@ class Ledger(Arrays, Displayed):
     def _shares(self) -> Shares:
         return shares(self.flow)
 
-    def running_sum(self, parameter: str | int) -> np.ndarray:
+    def running_sum(self, parameter: str | int) -> ndarray:
         """Element by element, the sum of the live contributions after each event.
 
         Returns float64, events × elements: equal to `.grad` up to rounding as long as nothing

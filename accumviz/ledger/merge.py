@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy import ndarray
 
 from accumviz.ledger.events import (
     CODES,
     NUMBERS,
     PRESENT,
     Arrays,
+    Elements,
     Events,
     Parameter,
 )
@@ -50,33 +53,33 @@ def merge(ledgers: Sequence[Arrays], kind: type[Kind]) -> Kind:
     # What each rank did last, in rows in which it did nothing: others leave its `.grad` as it was.
     latest = np.maximum.accumulate(rows, axis=0)
     parameters: list[Parameter] = []
-    contribution = []
-    grad = []
-    state = []
-    exact = {}
+    kept: list[int] = []
+    arrays: dict[str, list[ndarray]] = defaultdict(list)
     sources: dict[str, str] = {}
     for place, (rank, ledger, first) in enumerate(ranks):
         here = rows[:, place]
         last = latest[:, place]
-        contribution.append(_pick(ledger.contribution, here, np.nan))
-        grad.append(_pick(ledger.grad, last, np.nan))
+        arrays["contribution"].append(_pick(ledger.contribution, here, np.nan))
+        arrays["grad"].append(_pick(ledger.grad, last, np.nan))
         happened = _pick(ledger.state, here, 0)
         present = _pick(ledger.state & PRESENT, last, 0)
-        state.append(happened | present)
-        for p, (added, left) in ledger.exact.items():
-            column = len(parameters) + p
-            exact[column] = _pick(added, here, np.nan), _pick(left, last, np.nan)
+        arrays["state"].append(happened | present)
+        elements = ledger.elements
+        kept += [len(parameters) + p for p in elements.kept]
+        arrays["added"].append(_pick(elements.added, here, np.nan))
+        arrays["left"].append(_pick(elements.left, last, np.nan))
         for parameter in ledger.parameters:
             parameters.append(_renamed(parameter, rank, first))
         # Where they differ, the first rank's.
         sources = ledger.sources | sources
+    beside = {name: np.concatenate(parts, axis=1) for name, parts in arrays.items()}
+    added = beside.pop("added")
+    left = beside.pop("left")
     return kind(
         parameters,
         _events(rows, ranks),
-        np.concatenate(contribution, axis=1),
-        np.concatenate(grad, axis=1),
-        np.concatenate(state, axis=1),
-        exact,
+        **beside,
+        elements=Elements(tuple(kept), added, left),
         sources=sources,
         meta=_meta(ranks),
         complete=all(one.ledger.complete for one in ranks),
@@ -132,19 +135,19 @@ def _renamed(parameter: Parameter, rank: int, first: int) -> Parameter:
     )
 
 
-def _pick(array: np.ndarray, rows: np.ndarray, missing: float) -> np.ndarray:
+def _pick(array: ndarray, rows: ndarray, missing: float) -> ndarray:
     """Return these rows of an array; -1 is a row of what is missing."""
     elements = array.shape[1:]
     row_of_missing = np.full((1, *elements), missing, array.dtype)
     array = np.concatenate([array, row_of_missing])
-    picked: np.ndarray = array[rows]
+    picked: ndarray = array[rows]
     return picked
 
 
 # --- events ----------------------------------------------------------------------------------
 
 
-def _rows(ledgers: list[Events]) -> np.ndarray:
+def _rows(ledgers: list[Events]) -> ndarray:
     """Put all events in one order, each rank's in its own: turn by turn between collectives, together in them.
 
     Returns rows × ranks, which of its events each rank has in the row (-1: none).
@@ -189,7 +192,7 @@ def _collectives(events: Events) -> list[str]:
     return collectives
 
 
-def _events(rows: np.ndarray, ranks: list[RankLedger]) -> Events:
+def _events(rows: ndarray, ranks: list[RankLedger]) -> Events:
     """Return the events of the rows: of those that several ranks took part in, the first one's."""
     joined = Events.join([_shifted(one) for one in ranks])
     counts = [len(one.ledger.events) for one in ranks]

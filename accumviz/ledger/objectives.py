@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from accumviz.ledger.events import Events, listed
 from accumviz.ledger.flow import SAME, number
@@ -46,7 +47,7 @@ class Terms:
     """
 
     def __init__(
-        self, events: Events, backwards: np.ndarray, reasons: Sequence[str]
+        self, events: Events, backwards: ndarray, reasons: Sequence[str]
     ) -> None:
         self.reasons = list(reasons)
         self.first = np.zeros(len(events), int)
@@ -99,8 +100,8 @@ class Terms:
         return terms
 
     def objectives(
-        self, at: np.ndarray, used: np.ndarray, step: np.ndarray, weight: np.ndarray
-    ) -> tuple[np.ndarray, tuple[str, ...]]:
+        self, at: ndarray, used: ndarray, step: ndarray, weight: ndarray
+    ) -> tuple[ndarray, tuple[str, ...]]:
         """Return each row's objective, where those of which a mean was taken are one, and the names of all.
 
         Each row is the term `at` a place, `used` in a `step` with what it weighs there before clips and averages.
@@ -181,7 +182,7 @@ def _unknown(term: Mapping[str, Any]) -> str:
     return ""
 
 
-def _adds_to_one(step: np.ndarray, weight: np.ndarray) -> bool:
+def _adds_to_one(step: ndarray, weight: ndarray) -> bool:
     """Return whether these weights add up to 1 in most steps."""
     if not step.size or not np.isfinite(weight).all():
         return False
@@ -191,10 +192,10 @@ def _adds_to_one(step: np.ndarray, weight: np.ndarray) -> bool:
     return bool(is_one.mean() >= 0.5)
 
 
-def call_sites(events: Events) -> np.ndarray:
+def call_sites(events: Events) -> ndarray:
     """Number the call sites of events: equal where the same lines led to the same expression."""
     codes = [events.column(name) for name in ("file", "line", "label", "frames")]
     distinguishing = np.stack(codes, axis=1)
     _, sites = np.unique(distinguishing, axis=0, return_inverse=True)
-    numbers: np.ndarray = sites.reshape(-1)
+    numbers: ndarray = sites.reshape(-1)
     return numbers

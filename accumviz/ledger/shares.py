@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
 
 import numpy as np
+from numpy import ndarray
 
 from accumviz.ledger.flow import (
     BY_HAND,
@@ -78,24 +79,24 @@ class Shares(Sequence[Share]):
     for ever which are not listed.
     """
 
-    step: np.ndarray
-    backward: np.ndarray
-    objective: np.ndarray
-    term: np.ndarray
-    share: np.ndarray
-    elements: np.ndarray
-    per_element: np.ndarray
-    unknown: np.ndarray
-    constant: np.ndarray
-    mean: np.ndarray
-    by_hand: np.ndarray
-    clipped: np.ndarray
-    averaged: np.ndarray
-    erased: np.ndarray
-    opaque: np.ndarray
-    followed: np.ndarray
-    optimizer: np.ndarray
-    again: np.ndarray
+    step: ndarray
+    backward: ndarray
+    objective: ndarray
+    term: ndarray
+    share: ndarray
+    elements: ndarray
+    per_element: ndarray
+    unknown: ndarray
+    constant: ndarray
+    mean: ndarray
+    by_hand: ndarray
+    clipped: ndarray
+    averaged: ndarray
+    erased: ndarray
+    opaque: ndarray
+    followed: ndarray
+    optimizer: ndarray
+    again: ndarray
     objectives: Sequence[str]
     reasons: Sequence[str]
     left_out: int = 0
@@ -131,7 +132,7 @@ class Shares(Sequence[Share]):
         """Return the rows at these places (a slice, integers or truths), as shares of their own."""
         columns: dict[str, Any] = {}
         for name, values in vars(self).items():
-            if isinstance(values, np.ndarray):
+            if isinstance(values, ndarray):
                 columns[name] = values[where]
         return replace(self, **columns, left_out=0)
 
@@ -141,16 +142,16 @@ class Shares(Sequence[Share]):
         return self.take(slice(start, stop))
 
     @property
-    def in_closure(self) -> np.ndarray:
+    def in_closure(self) -> ndarray:
         """For each row, whether a step's closure brought and erased it: one of several looks at the loss."""
-        brought: np.ndarray = self.unknown == _CLOSURE
+        brought: ndarray = self.unknown == _CLOSURE
         return brought
 
     @property
-    def lost_sight(self) -> np.ndarray:
+    def lost_sight(self) -> ndarray:
         """For each row, whether what became of the contribution in `.grad` is unknown."""
         is_unknown = self.unknown > 0
-        lost: np.ndarray = is_unknown & (self.unknown < _UNCOUNTED)
+        lost: ndarray = is_unknown & (self.unknown < _UNCOUNTED)
         return lost
 
     def __repr__(self) -> str:
@@ -236,7 +237,7 @@ def shares(flow: Flow) -> Shares:
     )
 
 
-def _told_apart(readings: _Readings, several: np.ndarray) -> _Readings:
+def _told_apart(readings: _Readings, several: ndarray) -> _Readings:
     """Mark backwards of several losses that a hand scaled for one optimizer and not, or otherwise, for another."""
     first = several & ~readings.erased & ~readings.again
     backward = readings.backward[first]
@@ -252,31 +253,31 @@ def _told_apart(readings: _Readings, several: np.ndarray) -> _Readings:
     return readings._replace(reason=np.where(is_first_reason, _AMONG, readings.reason))
 
 
-def _counted_up(many: np.ndarray) -> np.ndarray:
+def _counted_up(many: ndarray) -> ndarray:
     """Return 0, 1, … for each of these numbers.
 
     >>> _counted_up(np.array([2, 0, 3])).tolist()
     [0, 1, 0, 1, 2]
     """
     starts = np.repeat(np.cumsum(many) - many, many)
-    places: np.ndarray = np.arange(starts.size) - starts
+    places: ndarray = np.arange(starts.size) - starts
     return places
 
 
 class _Readings(NamedTuple):
     """A row for each step and each backward that it read, or that was erased before it, as columns."""
 
-    step: np.ndarray
-    backward: np.ndarray
-    optimizer: np.ndarray
-    by_hand: np.ndarray
-    clipped: np.ndarray
-    averaged: np.ndarray
-    erased: np.ndarray
-    again: np.ndarray
-    reason: np.ndarray
+    step: ndarray
+    backward: ndarray
+    optimizer: ndarray
+    by_hand: ndarray
+    clipped: ndarray
+    averaged: ndarray
+    erased: ndarray
+    again: ndarray
+    reason: ndarray
 
-    def at(self, places: np.ndarray) -> _Readings:
+    def at(self, places: ndarray) -> _Readings:
         """Return the rows at these places."""
         return _Readings(*(column[places] for column in self))
 
@@ -342,9 +343,9 @@ def _read(flow: Flow, optimizer: int, passage: Passage, most: int) -> _Readings:
 def _followed(
     flow: Flow,
     passage: Passage,
-    which: np.ndarray,
-    step: np.ndarray,
-    lost: np.ndarray,
+    which: ndarray,
+    step: ndarray,
+    lost: ndarray,
 ) -> _Readings:
     """Return what happened to the contributions at these places before the steps."""
     events = flow.events
@@ -379,7 +380,7 @@ def _followed(
     )
 
 
-def _combined(flow: Flow, rows: _Readings, reached: np.ndarray) -> _Readings:
+def _combined(flow: Flow, rows: _Readings, reached: ndarray) -> _Readings:
     """Return one row for each step and backward, of what an optimizer's parameters say; unknown where they differ."""
     key = rows.step * len(flow.events) + rows.backward
     order = np.argsort(key, kind="stable")

@@ -221,17 +221,15 @@ def moved(ledger: Ledger, event: Event) -> str:
     >>> moved(Ledger.build([], [{"kind": "step"}]), Event(0, "step"))
     ''
     """
-    weights, parameters = ledger.weighed, ledger.parameters
-    rows = np.flatnonzero(weights.events == event.index)
-    count = sum(parameter.numel for parameter in parameters)
-    if event.kind != "step" or count not in (1, 2) or not rows.size:
+    count = sum(parameter.numel for parameter in ledger.parameters)
+    if event.kind != "step" or count not in (1, 2):
         return ""
     texts = []
-    for p, values in sorted(weights.elements.items()):
-        now = values[rows[0]]
-        if not np.isnan(now).all():
-            numbers = [number(float(x), WEIGHT_DIGITS) for x in now]
-            name = shorten(parameters[p].name, 40)
+    for p in sorted(ledger.exact):
+        weights = ledger.weights(p)
+        if weights.size and not np.isnan(weights[event.index]).all():
+            numbers = [number(float(x), WEIGHT_DIGITS) for x in weights[event.index]]
+            name = shorten(ledger.parameters[p].name, 40)
             texts.append(f"{name} is now {', '.join(numbers)}")
     return ", ".join(texts)
 
