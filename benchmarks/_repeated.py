@@ -39,14 +39,14 @@ def _of_rank() -> None:
 def repeated(ledger: Ledger, events: int, seed: int = 0, **meta: Any) -> Ledger:
     """The recording over and over, up to so many events, each time with norms, texts' lengths and rates of its own."""
     random = np.random.default_rng(seed)
-    start = int(np.flatnonzero(ledger.columns.where("kind", "zero_grad"))[0])
-    end = int(np.flatnonzero(ledger.columns.where("kind", "zero_grad"))[-1])
+    start = int(np.flatnonzero(ledger.events.where("kind", "zero_grad"))[0])
+    end = int(np.flatnonzero(ledger.events.where("kind", "zero_grad"))[-1])
     times = -(-events // (end - start))
     where = np.tile(np.arange(start, end), times)[:events]
-    codes, numbers = np.array(ledger.columns.codes[where]), np.array(ledger.columns.numbers[where])
+    codes, numbers = np.array(ledger.events.codes[where]), np.array(ledger.events.numbers[where])
     numbers[:, 0] = 0.0123 * np.arange(events)
     column = list(CODES).index("details")
-    known, places = ledger.columns.details, dict[str, int]()
+    known, places = ledger.events.details, dict[str, int]()
     for e, code in enumerate(codes[:, column].tolist()):
         details = json.loads(json.dumps(dict(known[code])))
         for term in details.get("terms", ()):
@@ -58,7 +58,7 @@ def repeated(ledger: Ledger, events: int, seed: int = 0, **meta: Any) -> Ledger:
         codes[e, column] = places.setdefault(text, len(places))
     noise = np.exp(random.normal(0, 0.3, (events, 1))).astype(np.float32)
     arrays = ledger.contribution[where] * noise, ledger.grad[where] * noise, ledger.state[where]
-    made = Events(codes, numbers, {**ledger.columns.tables, "details": list(places)})
+    made = Events(codes, numbers, {**ledger.events.tables, "details": list(places)})
     return Ledger(ledger.parameters, made, *arrays, meta={**ledger.meta, **meta})
 
 

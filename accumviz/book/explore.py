@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from accumviz import arguments
-from accumviz.book import runs, weights
+from accumviz.book import weights
+from accumviz.book.runs import (
+    CommonScale,
+    common_levels,
+    common_scale,
+    gradients,
+    key_figures,
+)
 from accumviz.checks.check import check
 from accumviz.ledger.ledger import Ledger, ledger_of
 from accumviz.show import Displayed, counted, literal, table
@@ -56,14 +63,14 @@ class Run:
         """Whether `check` calls it healthy."""
         return self.ledger is not None and check(self.ledger).healthy
 
-    def content(self, scale: runs.CommonScale) -> tuple[dict[str, Any], bytes]:
+    def content(self, scale: CommonScale) -> tuple[dict[str, Any], bytes]:
         """Return what a page is told of this run, drawn to this scale."""
         if self.player is None or self.ledger is None:
             return {"error": self.error}, b""
         data, blob = self.player.content
         page = {
             "figures": [list(pair) for pair in self.figures],
-            "grad": runs.gradients(self.ledger),
+            "grad": gradients(self.ledger),
             "data": scale.apply(data),
         }
         return page, blob
@@ -92,7 +99,7 @@ class Explorer(Displayed):
                 ledgers.append(run.ledger)
                 right += [run.ledger] if run.right else []
         self._ground = weights.field(ledgers, self.loss, right=right)
-        self._levels = runs.common_levels(ledgers)
+        self._levels = common_levels(ledgers)
         for run in self.runs:
             self._draw_among_others(run)
 
@@ -108,14 +115,15 @@ class Explorer(Displayed):
         """
         sizes = [len(values) for values in self.choices.values()]
         places = positions("run", choice, self.choices)
-        run = self.runs[np.ravel_multi_index(places, sizes)]
+        place = int(np.ravel_multi_index(places, sizes))
+        run = self.runs[place]
         if run.failure is not None:
             raise run.failure
         assert run.ledger is not None
         return run.ledger
 
     @cached_property
-    def _scale(self) -> runs.CommonScale:
+    def _scale(self) -> CommonScale:
         """The scale of all runs: bars more than three times as long as the right runs' are torn off."""
         pages = []
         right = []
@@ -124,7 +132,7 @@ class Explorer(Displayed):
                 page = run.player.content[0]
                 pages.append(page)
                 right += [page] if run.right else []
-        return runs.common_scale(pages, right)
+        return common_scale(pages, right)
 
     @cached_property
     def content(self) -> tuple[dict[str, Any], bytes]:
@@ -333,7 +341,7 @@ def record_run(experiment: Callable[..., Any], choice: Mapping[str, Any]) -> Run
             f"the experiment returned {arguments.a(result)}; expected a recording or a ledger, "
             "or one of these followed by a dictionary of figures"
         )
-    shown = runs.figures(ledger)
+    shown = key_figures(ledger)
     for name, value in figures.items():
         shown.append((literal(name), label(value)))
     return Run(choice, play(recording), shown)

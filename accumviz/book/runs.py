@@ -31,10 +31,10 @@ Page = dict[str, Any]
 # --- figures and gradients ----------------------------------------------------------------------
 
 
-def figures(ledger: Ledger) -> list[tuple[str, str]]:
+def key_figures(ledger: Ledger) -> list[tuple[str, str]]:
     """Return name and value of what a reader compares first.
 
-    >>> figures(Ledger.build([], [dict(kind="backward"), dict(kind="step")]))
+    >>> key_figures(Ledger.build([], [dict(kind="backward"), dict(kind="step")]))
     [('backwards', '1'), ('steps', '1')]
     """
     steps = _steps(ledger)

@@ -206,7 +206,7 @@ class LedgerAnalysis:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.code = Code(ledger.sources)
-        self.events = ledger.columns
+        self.events = ledger.events
         self.shares = ledger.shares()
         self.contributed: Any = ledger.state & CONTRIBUTED > 0
         self.backward = self.events.where("kind", "backward")

@@ -155,9 +155,9 @@ class _Judged:
 
 
 def _judge(ledger: Ledger, rank: int | None) -> _Judged:
-    backwards = int(ledger.columns.where("kind", "backward").sum())
-    steps = int(ledger.columns.where("kind", "step").sum())
-    skipped = int(ledger.columns.skipped.sum())
+    backwards = int(ledger.events.where("kind", "backward").sum())
+    steps = int(ledger.events.where("kind", "step").sum())
+    skipped = int(ledger.events.skipped.sum())
     counts = {"events": len(ledger), "backwards": backwards, "steps": steps - skipped}
     if skipped:
         counts["skipped steps"] = skipped

@@ -474,8 +474,3 @@ class Arrays:
             ),
             **about,
         )
-
-    @property
-    def columns(self) -> Events:
-        """The events as columns: what asks something of all of them asks here."""
-        return self.events

@@ -145,7 +145,7 @@ class _Change(NamedTuple):
 def scaling(ledger: Arrays) -> Scaling:
     """Return the events of a ledger that scale `.grad`, each with its factor."""
     changed = ledger.state & CHANGED > 0
-    at = np.flatnonzero(_scales(ledger.columns) & changed.any(axis=1))
+    at = np.flatnonzero(_scales(ledger.events) & changed.any(axis=1))
     changed = changed[at]
     after = ledger.grad[at].astype(float)
     before = ledger.grad[at - 1].astype(float)
@@ -189,8 +189,9 @@ def _scales(events: Events) -> ndarray:
     unscales = events.detail("amp_scale", 0.0) > 0
     fused = events.where("kind", "step") & ~events.skipped & unscales
     synced = events.where("kind", "sync") & ~scatters(events)
-    scales: ndarray = events.where("kind", "clip", "unscale", "edit")
-    return scales | fused | synced
+    changes = events.where("kind", "clip", "unscale", "edit")
+    scales: ndarray = changes | fused | synced
+    return scales
 
 
 def _factor(ledger: Arrays, change: _Change) -> Factor:
@@ -298,10 +299,13 @@ class Factors:
         after = np.searchsorted(self._events, stop, side="right")
         average = self._last_average[after]
         unknown = self._last_unknown[after]
-        factors = np.exp(self._sums[:, after] - self._sums[:, before])
+        sums = self._sums[:, after] - self._sums[:, before]
+        by_hand, clipped, unscaled = np.exp(sums)
         share_of_rank = 1 / self._ranks[average]
         return Product(
-            *factors,
+            by_hand,
+            clipped,
+            unscaled,
             averaged=np.where(average >= before, share_of_rank, 1.0),
             reason=np.where(unknown >= before, self._reason[unknown], 0),
         )
@@ -384,7 +388,7 @@ class Flow:
 
     def __init__(self, ledger: Arrays) -> None:
         self.ledger = ledger
-        self.events = ledger.columns
+        self.events = ledger.events
         self.scaling = scaling(ledger)
         self._backward = self.events.where("kind", "backward")
         self._scatters = np.append(scatters(self.events), False)
@@ -658,7 +662,7 @@ def _last_readers(events: Events, around: ndarray, in_closure: ndarray) -> ndarr
 
 def _gone(ledger: Arrays) -> ndarray:
     """Mark where each `.grad` was removed or zeroed: events × parameters."""
-    events = ledger.columns
+    events = ledger.events
     # A shard is away while FSDP averages it over groups of ranks; only a reduce-scatter takes a gradient for good.
     away = events.where("kind", "sync") & ~scatters(events)
     absent = ledger.state & PRESENT == 0
@@ -684,7 +688,7 @@ def scatters(events: Events) -> ndarray:
 
 def steps_of(ledger: Arrays, optimizers: Sequence[int]) -> ndarray:
     """Return the steps of these optimizers that changed weights, as indices of events."""
-    events = ledger.columns
+    events = ledger.events
     taken = events.where("kind", "step") & ~events.skipped
     stepped = events.detail("optimizer_index", 0)
     mine = np.isin(stepped, optimizers)

@@ -94,8 +94,7 @@ class Ledger(Arrays, Displayed):
     says with what it was recorded. `complete` is False when the recording's process ended before
     it was closed, and when the recording stopped before that: `meta["stopped"]` then says why.
 
-    `events` is a sequence of `Event`; of a ledger that was read from a file, or is made of columns
-    (`Events`), each `Event` is made when it is asked for. `columns` are the same events as columns.
+    `events` is a sequence of `Event`, kept as columns: each `Event` is made when it is asked for.
 
     `contribution` and `grad` are float32 arrays (events × parameters) of 2-norms: what a
     backward added, and `.grad` after the event; NaN where there is none. `state` holds the
@@ -172,8 +171,8 @@ class Ledger(Arrays, Displayed):
     @cached_property
     def labels(self) -> tuple[str, ...]:
         """The labels of all losses, in order of first appearance."""
-        codes = self.columns.column("label")[self.columns.where("kind", "backward")]
-        table = self.columns.tables["label"]
+        codes = self.events.column("label")[self.events.where("kind", "backward")]
+        table = self.events.tables["label"]
         return tuple(table[code] for code in dict.fromkeys(codes.tolist()))
 
     def of(self, kind: str) -> list[Event]:
@@ -185,7 +184,7 @@ class Ledger(Arrays, Displayed):
             raise ValueError(
                 f"no event kind {kind!r}; expected one of {', '.join(KINDS)}"
             )
-        places = np.flatnonzero(self.columns.where("kind", kind))
+        places = np.flatnonzero(self.events.where("kind", kind))
         return [self.events[e] for e in places.tolist()]
 
     def index(self, parameter: str | int) -> int:
@@ -253,7 +252,7 @@ class Ledger(Arrays, Displayed):
     def unconsumed(self, event: int) -> dict[str, list[int]]:
         """The contributions, by parameter, that this event erased before any step had used them."""
         event = self._place(event)
-        if self.columns.where("kind", "sync")[event]:  # it hands them on
+        if self.events.where("kind", "sync")[event]:  # it hands them on
             return {}
         erased, _, steps = self.outcomes
         births, columns = np.nonzero((erased == event) & (steps == 0))
@@ -295,11 +294,11 @@ class Ledger(Arrays, Displayed):
         """
         p = self.index(parameter)
         history = self.flow.of[p]
-        added = np.zeros(self.values(p).shape)
+        added = np.zeros_like(self.values(p))
         added[history.born] = self.values(p, "contribution")[history.born]
         total = np.zeros_like(added)
         ends = set(history.ends.tolist())
-        held = np.zeros(added.shape[1])
+        held: Any = 0.0
         for event, more in enumerate(added):
             held = more if event in ends else held + more
             total[event] = held
@@ -310,9 +309,9 @@ class Ledger(Arrays, Displayed):
         names = tuple(p.name for p in self.parameters)
         total = np.zeros((len(self.labels), len(names)))
         count = np.zeros(total.shape, np.int64)
-        backward = self.columns.where("kind", "backward")
+        backward = self.events.where("kind", "backward")
         for row, label in enumerate(self.labels):
-            mine = backward & self.columns.where("label", label)
+            mine = backward & self.events.where("label", label)
             total[row] = np.nansum(self.contribution[mine], axis=0, dtype=np.float64)
             count[row] = (self.state[mine] & CONTRIBUTED > 0).sum(axis=0)
         return Provenance(self.labels, names, total, count)
@@ -347,7 +346,7 @@ class Ledger(Arrays, Displayed):
     def __repr__(self) -> str:
         counts = []
         for kind in KINDS:
-            count = int(self.columns.where("kind", kind).sum())
+            count = int(self.events.where("kind", kind).sum())
             if count:
                 counts.append(f"{count} {kind}")
         size = f"{len(self)} events × {len(self.parameters)} parameters"

@@ -49,7 +49,7 @@ def name(rank: int, parameter: str) -> str:
 def merge(ledgers: Sequence[Arrays], kind: type[Kind]) -> Kind:
     """Return the ledger of all ranks; see `Ledger.merge`. Weights are those of one rank, and are left out."""
     ranks = _ranks(ledgers)
-    rows = _rows([one.ledger.columns for one in ranks])
+    rows = _rows([one.ledger.events for one in ranks])
     # What each rank did last, in rows in which it did nothing: others leave its `.grad` as it was.
     latest = np.maximum.accumulate(rows, axis=0)
     parameters: list[Parameter] = []
@@ -112,7 +112,7 @@ def _ranks(ledgers: Sequence[Arrays]) -> list[RankLedger]:
 
 def _count_optimizers(ledger: Arrays) -> int:
     """Return how many optimizers a ledger speaks of."""
-    stepped = ledger.columns.detail("optimizer_index", 0)
+    stepped = ledger.events.detail("optimizer_index", 0)
     used: set[int] = set(stepped.tolist())
     for parameter in ledger.parameters:
         used.update(parameter.optimizers)
@@ -205,13 +205,14 @@ def _events(rows: ndarray, ranks: list[RankLedger]) -> Events:
     if len(ranks) > 1:
         together = takes_part.all(axis=1)
         codes[together, _RANK] = -1
-        numbers[np.ix_(together, _OF_ONE_PROCESS)] = np.nan
+        for column in _OF_ONE_PROCESS:
+            numbers[together, column] = np.nan
     return Events(codes, numbers, joined.tables)
 
 
 def _shifted(one: RankLedger) -> Events:
     """Return the events of a rank, whose optimizers are counted over all ranks."""
-    events = one.ledger.columns
+    events = one.ledger.events
     codes = np.array(events.codes)
     codes[:, _RANK] = one.rank
     table = list(events.tables["details"])

@@ -118,7 +118,7 @@ def scales(ledger: Ledger, parameter: int) -> list[float]:
     >>> scales(Ledger.build([Parameter("w", (1,))], rows), 0)
     [8.0, 1.0]
     """
-    factors = ledger.columns.detail("amp_scale", 1.0)
+    factors = ledger.events.detail("amp_scale", 1.0)
     state = ledger.state[:, parameter]
     is_empty = ~(ledger.grad[:, parameter] > 0)
     scale = 1.0

@@ -105,7 +105,7 @@ class ShareBar(NamedTuple):
 
 def has_terms(ledger: Ledger) -> bool:
     """Return whether the recorder kept what shares are read from: a ledger by hand may not."""
-    return any("terms" in details for details in ledger.columns.details)
+    return any("terms" in details for details in ledger.events.details)
 
 
 def bars(

@@ -173,7 +173,7 @@ def test_what_another_optimizer_owns_is_no_part_of_a_step() -> None:
     rows = [{"kind": "step", "details": {"optimizer_index": i}, "grad": {"g": 1.0, "d": 2.0}} for i in (0, 1)]
     ledger = Ledger.build([Parameter("g", (1,), optimizers=(0,)), Parameter("d", (1,), optimizers=(1,))], rows)
     assert runs.gradients(ledger)["rows"] == [[1.0, None], [None, 2.0]]
-    assert runs.figures(ledger)[-1] == ("gradient of the last step", "‖·‖ 2")
+    assert runs.key_figures(ledger)[-1] == ("gradient of the last step", "‖·‖ 2")
 
 
 def test_no_bit_is_lost_before_two_gradients_are_called_equal() -> None:
