@@ -41,21 +41,16 @@ class Arrangement:
         """Whether `check` calls it healthy."""
         return self.report.healthy
 
-    def words(self) -> list[str]:
-        """Return the shares and the report as text."""
-        lines = map(str.strip, self.report.text().splitlines())
-        return [*self._shares(), *filter(None, lines)]
-
-    def words_without_suggestions(self) -> list[str]:
-        """Return the same where the reader is to find what is wrong."""
-        texts = [first_line(self.report)]
-        for finding in self.report.findings:
-            texts.append(finding.cause)
-        return [*self._shares(), " ".join(texts)]
-
-    def _shares(self) -> list[str]:
+    def words(self, *, suggestions: bool = True) -> list[str]:
+        """Return the shares and the report as text; without suggestions where the reader is to find what is wrong."""
         bars, *_ = shares.bars(self.ledger)
-        return [bar.words for bar in bars]
+        weighed = [bar.words for bar in bars]
+        if suggestions:
+            lines = map(str.strip, self.report.text().splitlines())
+            return [*weighed, *filter(None, lines)]
+        texts = [first_line(self.report)]
+        texts += [finding.cause for finding in self.report.findings]
+        return [*weighed, " ".join(texts)]
 
 
 def lab(
@@ -244,7 +239,7 @@ class Lab(Displayed):
         if not self.task:
             return self._first.words()
         task = "Repair this loop until check says healthy."
-        return [task, *self._first.words_without_suggestions()]
+        return [task, *self._first.words(suggestions=False)]
 
     @property
     def words(self) -> list[str]:

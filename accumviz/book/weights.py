@@ -328,12 +328,13 @@ def _place(value: float, axis: Range, room: Range) -> float:
 
 
 def _round_values(low: float, high: float) -> list[float]:
-    """Return two to five round numbers in a range.
+    """Return three to five round numbers in a range.
 
     >>> _round_values(0.976, 2.23), _round_values(0.0, 3.0)
     ([1.0, 1.5, 2.0], [0.0, 1.0, 2.0, 3.0])
     """
     from matplotlib.ticker import MaxNLocator
 
-    ticks = MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(low, high)
-    return [float(tick) for tick in ticks if low <= tick <= high]
+    locator = MaxNLocator(4, steps=[1, 2, 5, 10], min_n_ticks=3)
+    ticks = locator.tick_values(low, high).tolist()
+    return [tick for tick in ticks if low <= tick <= high]

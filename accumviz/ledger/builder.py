@@ -50,12 +50,13 @@ def build(
     end = 0
     for p, parameter in enumerate(parameters):
         start, end = end, end + parameter.numel
-        of_grad = left[:, start:end]
-        contribution[:, p] = np.linalg.norm(added[:, start:end], axis=1)
-        grad[:, p] = np.linalg.norm(of_grad, axis=1)
-        before = np.concatenate([of_grad[:1], of_grad])
+        came = added[:, start:end]
+        held = left[:, start:end]
+        contribution[:, p] = np.linalg.norm(came, axis=1)
+        grad[:, p] = np.linalg.norm(held, axis=1)
+        before = np.concatenate([held[:1], held])
         for e, row in enumerate(rows):
-            state[e, p] = _state(row, parameter.name, before[e], of_grad[e])
+            state[e, p] = _state(row, parameter.name, before[e], held[e])
     weighed = np.flatnonzero([bool(row.get("weights")) for row in rows])
     weights = _elements(rows, parameters, "weights")[weighed]
     kept = tuple(range(len(parameters)))

@@ -342,9 +342,9 @@ class Elements(NamedTuple):
     weights after the events `weighed`.
     """
 
-    kept: tuple[int, ...] = ()
-    added: ndarray = np.zeros((0, 0))
-    left: ndarray = np.zeros((0, 0))
+    kept: tuple[int, ...]
+    added: ndarray
+    left: ndarray
     weighed: ndarray = np.zeros(0, np.int32)
     weights: ndarray = np.zeros((0, 0))
 
@@ -428,7 +428,8 @@ class Arrays:
         self.contribution = contribution.astype(np.float32, copy=False)
         self.grad = grad.astype(np.float32, copy=False)
         self.state = state.astype(np.uint8, copy=False)
-        self.elements = elements or Elements()
+        nothing = np.zeros((len(self.events), 0))
+        self.elements = elements or Elements((), nothing, nothing)
         self.sources = dict(sources or {})
         self.meta = dict(meta or {})
         self.complete = complete and "stopped" not in self.meta

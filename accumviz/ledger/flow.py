@@ -145,19 +145,24 @@ class _Change(NamedTuple):
 def scaling(ledger: Arrays) -> Scaling:
     """Return the events of a ledger that scale `.grad`, each with its factor."""
     changed = ledger.state & CHANGED > 0
-    at = np.flatnonzero(_scales(ledger.events) & changed.any(axis=1))
+    scales = _scales(ledger.events)
+    scales &= changed.any(axis=1)
+    at = np.flatnonzero(scales)
     changed = changed[at]
     after = ledger.grad[at].astype(float)
     before = ledger.grad[at - 1].astype(float)
     before[at == 0] = np.nan
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         ratio = after / before
-    ratio[~changed | ~np.isfinite(ratio) | (ratio <= 0)] = np.nan
-    remains = changed & (after != 0) & (ledger.state[at] & PRESENT > 0)
-    in_half = np.array(
-        [parameter.dtype in HALF for parameter in ledger.parameters], bool
-    )
-    tolerance = np.where((changed & in_half).any(axis=1), SAME_IN_HALF, SAME)
+    says_something = changed & np.isfinite(ratio)
+    says_something &= ratio > 0
+    ratio[~says_something] = np.nan
+    present = ledger.state[at] & PRESENT
+    remains = changed & (after != 0)
+    remains &= present > 0
+    dtypes = [parameter.dtype for parameter in ledger.parameters]
+    in_half = changed & np.isin(dtypes, HALF)
+    tolerance = np.where(in_half.any(axis=1), SAME_IN_HALF, SAME)
     factors = []
     for row, e in enumerate(at.tolist()):
         event = ledger.events[e]
@@ -172,7 +177,8 @@ def scaling(ledger: Arrays) -> Scaling:
         elif event.kind == "edit":
             changed[row] = remains[row]
     rows = np.array(factors, float)
-    return Scaling(at, rows.reshape(-1, len(Factor._fields)), changed)
+    rows = rows.reshape(-1, len(Factor._fields))
+    return Scaling(at, rows, changed)
 
 
 def _one(ratios: ndarray, tolerance: float) -> float:
@@ -223,9 +229,10 @@ def _multiplies(ledger: Arrays, change: _Change) -> bool:
         _, grad = ledger.exact[p]
         expected = grad[e - 1] * change.ratio
         # Small elements may be lost to rounding beside large ones.
-        room = change.tolerance * np.abs(expected).max(initial=0)
+        largest = np.abs(expected).max(initial=0)
         with np.errstate(invalid="ignore"):
-            agrees = np.abs(grad[e] - expected) <= room
+            apart = np.abs(grad[e] - expected)
+        agrees = apart <= change.tolerance * largest
         if not agrees.all():
             return False
     return bool(kept) or len(remaining) > 1
@@ -235,9 +242,10 @@ def _of_clip(change: _Change) -> Factor:
     if change.event.details.get("by") == "value":
         return Factor(kind=_CLIP, reason=BY_VALUE)
     norm = change.number("total_norm")
+    limit = change.number("max_norm")
     expected = math.nan
     if norm >= 0:
-        expected = min(1.0, change.number("max_norm") / (norm + 1e-6))
+        expected = min(1.0, limit / (norm + 1e-6))
     agrees = abs(expected - change.ratio) <= SAME_IN_HALF * change.ratio
     if not agrees and not change.says_nothing:
         expected = math.nan
@@ -299,21 +307,24 @@ class Factors:
         after = np.searchsorted(self._events, stop, side="right")
         average = self._last_average[after]
         unknown = self._last_unknown[after]
-        sums = self._sums[:, after] - self._sums[:, before]
+        sums = self._sums[:, after]
+        sums = sums - self._sums[:, before]
         by_hand, clipped, unscaled = np.exp(sums)
         share_of_rank = 1 / self._ranks[average]
+        reason = self._reason[unknown]
         return Product(
             by_hand,
             clipped,
             unscaled,
             averaged=np.where(average >= before, share_of_rank, 1.0),
-            reason=np.where(unknown >= before, self._reason[unknown], 0),
+            reason=np.where(unknown >= before, reason, 0),
         )
 
 
 def _last(marked: ndarray) -> ndarray:
     """Return, for the first 0, 1, … places, which of them is the last that is marked; -1 for none."""
-    places = np.where(marked, np.arange(marked.size), -1)
+    places = np.arange(marked.size)
+    places = np.where(marked, places, -1)
     last = np.maximum.accumulate(np.append(-1, places))
     return last.astype(np.int64)
 
@@ -408,7 +419,8 @@ class Flow:
         contributed = self.ledger.state & CONTRIBUTED > 0
         gone = _gone(self.ledger)
         marks = np.concatenate([contributed, gone, self.scaling.changed])
-        bits = np.ascontiguousarray(np.packbits(marks, axis=0).T)
+        bits = np.packbits(marks, axis=0)
+        bits = np.ascontiguousarray(bits.T)
         alike: dict[tuple[Any, ...], list[int]] = {}
         for p, parameter in enumerate(parameters):
             shard = columns.get(parameter.unsharded_of)
@@ -417,7 +429,8 @@ class Flow:
         for (optimizers, shard, _), members in alike.items():
             first = members[0]
             born = np.flatnonzero(contributed[:, first])
-            ends = np.append(np.flatnonzero(gone[:, first]), len(self.events))
+            ends = np.flatnonzero(gone[:, first])
+            ends = np.append(ends, len(self.events))
             yield History(
                 np.array(members),
                 optimizers,

@@ -37,10 +37,10 @@ class RankLedger(NamedTuple):
     first: int
 
 
-def name(rank: int, parameter: str) -> str:
+def named(rank: int, parameter: str) -> str:
     """Return a parameter's name among those of all ranks.
 
-    >>> name(0, "weight")
+    >>> named(0, "weight")
     'rank 0 · weight'
     """
     return f"rank {rank} · {parameter}"
@@ -59,20 +59,26 @@ def merge(ledgers: Sequence[Arrays], kind: type[Kind]) -> Kind:
     for place, (rank, ledger, first) in enumerate(ranks):
         here = rows[:, place]
         last = latest[:, place]
-        arrays["contribution"].append(_pick(ledger.contribution, here, np.nan))
-        arrays["grad"].append(_pick(ledger.grad, last, np.nan))
-        happened = _pick(ledger.state, here, 0)
-        present = _pick(ledger.state & PRESENT, last, 0)
-        arrays["state"].append(happened | present)
         elements = ledger.elements
         kept += [len(parameters) + p for p in elements.kept]
-        arrays["added"].append(_pick(elements.added, here, np.nan))
-        arrays["left"].append(_pick(elements.left, last, np.nan))
+        of_rank = {
+            "contribution": _pick(ledger.contribution, here),
+            "grad": _pick(ledger.grad, last),
+            "added": _pick(elements.added, here),
+            "left": _pick(elements.left, last),
+        }
+        happened = _pick(ledger.state, here, 0)
+        present = _pick(ledger.state & PRESENT, last, 0)
+        of_rank["state"] = happened | present
+        for name, array in of_rank.items():
+            arrays[name].append(array)
         for parameter in ledger.parameters:
             parameters.append(_renamed(parameter, rank, first))
         # Where they differ, the first rank's.
         sources = ledger.sources | sources
-    beside = {name: np.concatenate(parts, axis=1) for name, parts in arrays.items()}
+    beside = {}
+    for name, parts in arrays.items():
+        beside[name] = np.concatenate(parts, axis=1)
     added = beside.pop("added")
     left = beside.pop("left")
     return kind(
@@ -123,19 +129,19 @@ def _count_optimizers(ledger: Arrays) -> int:
 
 def _renamed(parameter: Parameter, rank: int, first: int) -> Parameter:
     whole = parameter.unsharded_of
-    aliases = [name(rank, alias) for alias in parameter.aliases]
+    aliases = [named(rank, alias) for alias in parameter.aliases]
     optimizers = [first + optimizer for optimizer in parameter.optimizers]
     return replace(
         parameter,
-        name=name(rank, parameter.name),
+        name=named(rank, parameter.name),
         aliases=tuple(aliases),
         optimizers=tuple(optimizers),
         rank=rank,
-        unsharded_of=name(rank, whole) if whole else "",
+        unsharded_of=named(rank, whole) if whole else "",
     )
 
 
-def _pick(array: ndarray, rows: ndarray, missing: float) -> ndarray:
+def _pick(array: ndarray, rows: ndarray, missing: float = np.nan) -> ndarray:
     """Return these rows of an array; -1 is a row of what is missing."""
     elements = array.shape[1:]
     row_of_missing = np.full((1, *elements), missing, array.dtype)

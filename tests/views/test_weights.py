@@ -130,7 +130,7 @@ def test_weights_that_were_kept_at_steps_only_begin_with_the_first_step() -> Non
 
 
 def test_a_loss_that_is_no_function_of_the_weights_is_named() -> None:
-    with pytest.raises(TypeError, match="loss is a float"):
+    with pytest.raises(TypeError, match="loss gave no number"):
         play(walked([1.0], [2.0]), loss=3.0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="takes one number"):
         play(walked([1.0], [2.0]), loss=lambda w: str(w) + "?")
