@@ -253,16 +253,6 @@ def test_a_ledger_that_is_there_is_replaced_only_when_that_is_said(ledger: Ledge
     assert [each.name for each in path.parent.iterdir()] == ["x.ledger"]
 
 
-def test_a_reader_of_a_file_that_is_replaced_reads_the_old_one_to_its_end(path: Path) -> None:
-    before = path.read_bytes()
-    with path.open("rb") as reading:
-        writer = Writer(path, overwrite=True)
-        writer.open()
-        assert reading.read() == before
-        writer.close()
-    assert path.read_bytes() != before
-
-
 def test_a_save_that_fails_half_way_leaves_what_was_there(path: Path) -> None:
     before = path.read_bytes()
     broken = Ledger.build([], [], meta={"x": object()})

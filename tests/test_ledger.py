@@ -171,15 +171,6 @@ def test_a_part_of_events_keeps_only_the_texts_that_it_has(events: Events) -> No
     assert len(events.take(slice(0, 0))) == len(Events.of(())) == 0
 
 
-def test_a_ledger_of_columns_answers_as_one_of_events(toy: Ledger) -> None:
-    arrays = toy.contribution, toy.grad, toy.state, toy.elements
-    columns = Ledger(toy.parameters, Events.of(toy.events), *arrays)
-    assert repr(columns) == repr(toy)
-    assert columns.events[:] == toy.events[:]
-    assert (columns.labels, columns.windows(), columns.of("step")) == (toy.labels, toy.windows(), toy.of("step"))
-    assert (columns[1], columns[-1], columns[1:3]) == (toy[1], toy[-1], toy[1:3])
-
-
 # --- any loop at all: a `.grad` that is really accumulated, and fates found by walking event by event
 
 
