@@ -85,7 +85,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] =
     "explore, no choice": (lambda: av.explore(one), ValueError, ("of 0 choices", "k=[1, 2, 4]")),
     "explore, k=3": (lambda: av.explore(one, k=3), TypeError, ("k=3", "k=[1, 2, 4]")),
     "explore, start, k=2": (lambda: av.explore(one, k=[1], start={"k": 2}), ValueError, ("k=2", "recorded: 1")),
-    "explore, returns 3": (lambda: av.explore(lambda k: 3, k=[1]), TypeError, ("returned an int", "a recording")),
+    "explore, returns 3": (lambda: av.explore(lambda k: 3, k=[1]), TypeError, ("given an int", "a recording")),
     "explorer.run(k=3)": (lambda: av.explore(one, k=[1]).run(k=3), ValueError, ("k=3", "recorded: 1")),
     "distribute(3)": (lambda: av.distribute(3), TypeError, ("given an int", "the function that each rank calls")),
     "distribute, ranks='2'": (lambda: av.distribute(one, ranks="2"), TypeError, ("ranks='2'", "how many processes")),

@@ -23,7 +23,7 @@ from accumviz.book.runs import (
     key_figures,
 )
 from accumviz.checks.check import check
-from accumviz.ledger.ledger import Ledger, ledger_of
+from accumviz.ledger.ledger import Ledger, recorded
 from accumviz.show import Displayed, counted, literal, table
 from accumviz.views import style
 from accumviz.views.payload import encode, identity
@@ -335,12 +335,8 @@ def record_run(experiment: Callable[..., Any], choice: Mapping[str, Any]) -> Run
     figures: Any = {}
     if isinstance(result, tuple) and len(result) == 2:
         recording, figures = result
-    ledger = ledger_of(recording)
-    if ledger is None or not isinstance(figures, Mapping):
-        raise TypeError(
-            f"the experiment returned {arguments.a(result)}; expected a recording or a ledger, "
-            "or one of these followed by a dictionary of figures"
-        )
+    ledger = recorded(recording, "explore")
+    arguments.mapping("figures", figures, "{'final loss': 0.3}")
     shown = key_figures(ledger)
     for name, value in figures.items():
         shown.append((literal(name), label(value)))

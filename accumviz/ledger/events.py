@@ -26,6 +26,8 @@ KINDS = (
     "schedule",
     "loader",
 )
+# What only events of one kind have, by name.
+Details = Mapping[str, Any]
 # One object for all unknown numbers: events that know as little as each other are equal.
 _NAN = float("nan")
 
@@ -151,7 +153,7 @@ class Event:
         return listed(self.details)
 
 
-def listed(details: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def listed(details: Details) -> list[Details]:
     """Return the terms that an event's details hold, whatever a file claims that they are.
 
     >>> listed({"terms": [{"op": "mean"}, 3]}), listed({}), listed({"terms": 3})
@@ -294,7 +296,7 @@ class Events(Sequence[Event]):
         return np.isin(self.column("details"), codes)
 
     @cached_property
-    def details(self) -> list[Mapping[str, Any]]:
+    def details(self) -> list[Details]:
         """The distinct details, by their code."""
         return [json.loads(text) for text in self.tables["details"]]
 

@@ -43,7 +43,6 @@ __all__ = [
     "Parameter",
     "Provenance",
     "Recorded",
-    "ledger_of",
     "recorded",
 ]
 
@@ -391,21 +390,17 @@ def _place(noun: str, number: Any, count: int) -> int:
     return place
 
 
-def ledger_of(source: Any) -> Ledger | None:
-    """What is a ledger, or the ledger of what has one, such as a recording; None for anything else."""
-    found = source if isinstance(source, Ledger) else getattr(source, "ledger", None)
-    return found if isinstance(found, Ledger) else None
-
-
 def recorded(source: Any, verb: str) -> Ledger:
-    """The ledger of what a verb was given. Raises `TypeError` for what has none."""
-    found = ledger_of(source)
-    if found is None:
+    """Return the ledger that a verb was given, or that of a recording. Raises `TypeError` for what has none."""
+    ledger = source
+    if not isinstance(source, Ledger):
+        ledger = getattr(source, "ledger", None)
+    if not isinstance(ledger, Ledger):
         raise TypeError(
             f"{verb}() was given {arguments.a(source)}; expected a recording or a ledger: what record(...) gave, "
             "or av.load('run.ledger')"
         )
-    return found
+    return ledger
 
 
 def _reasons(stopped: Any) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy import ndarray
 
-from accumviz.ledger.events import Events, listed
+from accumviz.ledger.events import Details, Events, listed
 from accumviz.ledger.flow import SAME, number
 
 UNKNOWN, MEAN, SUM = range(3)
@@ -77,7 +77,7 @@ class Terms:
         self.reduction = reduction.astype(int)
         self.unknown = unknown.astype(int)
 
-    def _terms(self, site: int, details: Mapping[str, Any]) -> list[_Term]:
+    def _terms(self, site: int, details: Details) -> list[_Term]:
         """Return the terms of a backward at a call site, with numbers for objectives and reasons that are new."""
         recorded = listed(details)
         if not recorded:
@@ -171,7 +171,7 @@ class Terms:
         return f" (line {line})" if line else ""
 
 
-def _unknown(term: Mapping[str, Any]) -> str:
+def _unknown(term: Details) -> str:
     """Return why a term cannot be read, "" where it can."""
     if term.get("unknown"):
         return str(term["unknown"])
