@@ -173,8 +173,10 @@ class Lab(Displayed):
         numbers = {id(run): i for i, run in enumerate(self._runs)}
         grid = {}
         for key, run in self.recorded.items():
-            grid[".".join(map(str, self._places(key)))] = numbers[id(run)]
-        runs, parts = _shared([self._parts(run) for run in self._runs])
+            places = map(str, self._places(key))
+            grid[".".join(places)] = numbers[id(run)]
+        whole = [self._parts(run) for run in self._runs]
+        runs, parts = _shared(whole)
         return {
             "offers": [_offer(axis) for axis in self.loop.axes],
             "start": self._places(tuple(self.start.values())),
@@ -269,10 +271,12 @@ def _offer(axis: Axis) -> dict[str, Any]:
 
 def _rows(run: Arrangement) -> list[list[Any]]:
     """Return each row: its line's number (0: a place for a line), its depth, and what can be moved or changed there."""
-    number, rows = 0, []
+    number = 0
+    rows = []
     for row in run.rows:
         number += bool(row.text)
-        rows.append([number if row.text else 0, row.depth, row.role, row.value])
+        shown = number if row.text else 0
+        rows.append([shown, row.depth, row.role, row.value])
     return rows
 
 
@@ -284,17 +288,19 @@ def _shared(
     >>> _shared([{"a": 1, "b": [2]}, {"a": 1}])
     ([[0, 0], [0, -1]], {'a': [1], 'b': [[2]]})
     """
-    numbers: dict[str, dict[str, int]] = {}
-    dumped = []
-    for run in runs:
-        texts = {name: json.dumps(part) for name, part in run.items()}
-        dumped.append(texts)
-        for name, text in texts.items():
-            different = numbers.setdefault(name, {})
-            different.setdefault(text, len(different))
+    parts: dict[str, dict[str, int]] = {}
     rows = []
-    for texts in dumped:
-        row = [of.get(texts.get(name, ""), -1) for name, of in numbers.items()]
+    for run in runs:
+        row = {}
+        for name, part in run.items():
+            different = parts.setdefault(name, {})
+            text = json.dumps(part)
+            row[name] = different.setdefault(text, len(different))
         rows.append(row)
-    parts = {name: list(map(json.loads, of)) for name, of in numbers.items()}
-    return rows, parts
+    numbered = []
+    for row in rows:
+        numbered.append([row.get(name, -1) for name in parts])
+    distinct = {}
+    for name, texts in parts.items():
+        distinct[name] = [json.loads(text) for text in texts]
+    return numbered, distinct

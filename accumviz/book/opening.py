@@ -91,7 +91,9 @@ class Opening(Displayed):
                 here = moved[e]
             elif event.kind == "zero_grad":
                 parts = []
-            grad = "None" if math.isnan(grads[e]) else number(grads[e], 3)
+            grad = number(grads[e], 3)
+            if math.isnan(grads[e]):
+                grad = "None"
             yield list(parts), grad
 
     def _losses(self, ledger: Ledger) -> tuple[float, float]:

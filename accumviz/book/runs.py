@@ -56,16 +56,19 @@ def _steps(ledger: Ledger) -> list[Event]:
 
 def _most(values: Iterable[float | None]) -> float:
     """Return the largest value that is known; -1 where none is."""
-    return max((x for x in values if x is not None and isfinite(x)), default=-1.0)
+    numbers = [value for value in values if value is not None]
+    return max(filter(isfinite, numbers), default=-1.0)
 
 
 def _gradient(ledger: Ledger, event: Event) -> str:
     if len(ledger.parameters) == 1:
         return words.value(ledger, event.index, 0)
-    used = [p for p in range(len(ledger.parameters)) if _is_used(ledger, event, p)]
+    every = range(len(ledger.parameters))
+    used = [p for p in every if _is_used(ledger, event, p)]
     if not used:
         return "None"
-    whole = float(np.linalg.norm(ledger.grad[event.index, used]))
+    norms = ledger.grad[event.index, used]
+    whole = float(np.linalg.norm(norms))
     return f"‖·‖ {style.number(whole)}"
 
 
@@ -94,7 +97,8 @@ def gradients(ledger: Ledger) -> Page:
     for parameter in parameters:
         names += [literal(parameter.name), parameter.numel]
     numbers = sum(parameter.numel for parameter in parameters)
-    exact = len(ledger.exact) == len(parameters) and numbers <= _MOST_ELEMENTS
+    exact = len(ledger.exact) == len(parameters)
+    exact = exact and numbers <= _MOST_ELEMENTS
     if not exact:
         numbers = len(parameters)
     steps = _steps(ledger)
@@ -211,7 +215,8 @@ def _layout(pages: Sequence[Page]) -> Page:
 
 
 def _is_beyond(ends: Sequence[float], scale: Range) -> bool:
-    return ends[0] < scale[0] or ends[1] > scale[1]
+    low, high = scale
+    return ends[0] < low or ends[1] > high
 
 
 def _union(ranges: Sequence[Range]) -> Range:

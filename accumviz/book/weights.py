@@ -58,11 +58,13 @@ def path(ledger: Ledger) -> WeightPath:
         kept.append(ledger.weights(p))
     size = sum(parameter.numel for parameter in parameters)
     steps = [event.index for event in ledger.of("step")]
-    if not steps or size not in (1, 2) or not all(one.size for one in kept):
+    were_kept = all(one.size for one in kept)
+    if not steps or size not in (1, 2) or not were_kept:
         return WeightPath()
     points = np.concatenate(kept, axis=1)
-    is_known = ~np.isnan(points).all(axis=1)
-    before = np.flatnonzero(is_known[: steps[0]])[:1].tolist()
+    is_unknown = np.isnan(points).all(axis=1)
+    earlier = np.flatnonzero(~is_unknown[: steps[0]])
+    before = earlier[:1].tolist()
     events = [-1] * len(before) + steps
     return WeightPath(tuple(names), events, points[before + steps])
 
@@ -241,9 +243,11 @@ def _range(paths: Sequence[WeightPath], right: Sequence[WeightPath], i: int) -> 
     if not values.size:
         return -1.0, 1.0
     begin = float(values[0])
-    reach = np.abs(_finite(right, i) - begin).max(initial=0.0)
+    away = np.abs(_finite(right, i) - begin)
+    reach = away.max(initial=0.0)
     if reach:
-        values = values[np.abs(values - begin) <= _LONG * reach]
+        is_near = np.abs(values - begin) <= _LONG * reach
+        values = values[is_near]
     low = float(values.min())
     high = float(values.max())
     margin = 0.12 * (high - low) or 0.5 * abs(begin) or 1.0
@@ -276,7 +280,8 @@ def _with_valley(loss: Loss, across: Range) -> Range:
     """Widen a range so that it holds where the loss is lowest, if that is near: a path is read by where it leads."""
     low, high = across
     wide = high - low
-    places, losses = _losses(loss, (low - 3 * wide, high + 3 * wide), 71)
+    around = low - 3 * wide, high + 3 * wide
+    places, losses = _losses(loss, around, 71)
     if not losses.size:
         return across
     lowest = float(places[losses.argmin()])
@@ -323,7 +328,8 @@ def _place(value: float, axis: Range, room: Range) -> float:
     low, high = axis
     start, stop = room
     inside = high if math.isnan(value) else min(max(value, low), high)
-    place = start + (stop - start) * (inside - low) / ((high - low) or 1.0)
+    wide = (high - low) or 1.0
+    place = start + (stop - start) * (inside - low) / wide
     return round(place, 1)
 
 
