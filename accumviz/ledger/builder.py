@@ -57,7 +57,8 @@ def build(
         before = np.concatenate([held[:1], held])
         for e, row in enumerate(rows):
             state[e, p] = _state(row, parameter.name, before[e], held[e])
-    weighed = np.flatnonzero([bool(row.get("weights")) for row in rows])
+    have_weights = [bool(row.get("weights")) for row in rows]
+    weighed = np.flatnonzero(have_weights)
     weights = _elements(rows, parameters, "weights")[weighed]
     kept = tuple(range(len(parameters)))
     elements = Elements(kept, added, left, weighed, weights)
@@ -68,9 +69,10 @@ def _elements(
     rows: list[dict[str, Any]], parameters: list[Parameter], field: str
 ) -> ndarray:
     """Return the elements that rows have of all parameters; one number stands for all of a parameter."""
-    columns = [np.zeros((len(rows), 0))]
+    count = len(rows)
+    columns = [np.zeros((count, 0))]
     for parameter in parameters:
-        column = np.full((len(rows), parameter.numel), np.nan)
+        column = np.full((count, parameter.numel), np.nan)
         for e, row in enumerate(rows):
             of_row = row.get(field, {})
             if parameter.name in of_row:

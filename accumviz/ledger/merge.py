@@ -189,12 +189,13 @@ def _next_collectives(
 
 def _collectives(events: Events) -> list[str]:
     """Return of each event what its part in one collective has in common with other ranks'; "" for another event."""
-    columns = [events.detail(name, None) for name in ("op", "bytes", "parameters")]
     collectives = [""] * len(events)
+    codes = events.column("details")
     is_sync = events.where("kind", "sync")
     for event in np.flatnonzero(is_sync).tolist():
-        described = [column[event] for column in columns]
-        collectives[event] = str(described)
+        details = events.details[codes[event]]
+        entries = map(details.get, ("op", "bytes", "parameters"))
+        collectives[event] = str(list(entries))
     return collectives
 
 
@@ -223,7 +224,8 @@ def _shifted(one: RankLedger) -> Events:
     codes[:, _RANK] = one.rank
     table = list(events.tables["details"])
     steps = events.where("kind", "step", "schedule")
-    used, places = np.unique(codes[steps, _DETAILS], return_inverse=True)
+    of_steps = codes[steps, _DETAILS]
+    used, places = np.unique(of_steps, return_inverse=True)
     codes[steps, _DETAILS] = len(table) + places
     for code in used.tolist():
         details = json.loads(table[code])

@@ -131,14 +131,17 @@ class Terms:
         sizes: dict[int, set[float]] = defaultdict(set)
         for terms in self._distinct:
             mine = [term for term in terms if term.objective in objectives]
-            constants = np.array([term.factor for term in mine])
+            constants = [term.factor for term in mine]
             largest = np.abs(constants).max(initial=0)
             if mine and np.ptp(constants) > SAME * largest:
                 return False
-            means = [term.elements for term in mine if term.reduction == MEAN]
-            differ |= bool(means) and np.ptp(means) > 0
+            of_means = []
             for term in mine:
                 sizes[term.objective].add(term.elements)
+                if term.reduction == MEAN:
+                    of_means.append(term.elements)
+            if of_means and np.ptp(of_means) > 0:
+                differ = True
         have_sizes = all(len(its_sizes) == 1 for its_sizes in sizes.values())
         return not (differ and have_sizes)
 
@@ -194,7 +197,8 @@ def _adds_to_one(step: ndarray, weight: ndarray) -> bool:
 
 def call_sites(events: Events) -> ndarray:
     """Number the call sites of events: equal where the same lines led to the same expression."""
-    codes = [events.column(name) for name in ("file", "line", "label", "frames")]
+    names = ("file", "line", "label", "frames")
+    codes = [events.column(name) for name in names]
     distinguishing = np.stack(codes, axis=1)
     _, sites = np.unique(distinguishing, axis=0, return_inverse=True)
     numbers: ndarray = sites.reshape(-1)

@@ -138,7 +138,8 @@ class Shares(Sequence[Share]):
 
     def of(self, step: int) -> Shares:
         """Return the rows of one step, by the index of its event."""
-        start, stop = np.searchsorted(self.step, [step, step + 1]).tolist()
+        bounds = [step, step + 1]
+        start, stop = np.searchsorted(self.step, bounds).tolist()
         return self.take(slice(start, stop))
 
     @property
@@ -194,7 +195,8 @@ def shares(flow: Flow) -> Shares:
     # A row for each term of a reading's backward.
     many = terms.count[readings.backward]
     readings = _told_apart(readings, many > 1)
-    of = readings.at(np.repeat(np.arange(many.size), many))
+    places = np.repeat(np.arange(many.size), many)
+    of = readings.at(places)
     term = _counted_up(many)
     at = terms.first[of.backward] + term
     constant = terms.factor[at]
@@ -328,7 +330,8 @@ def _read(flow: Flow, optimizer: int, passage: Passage, most: int) -> _Readings:
     first, until = flow.reads(steps, entered, passage.end)
     lost = until <= first
     mine = events.detail("optimizer_index", 0) == optimizer
-    skips = np.flatnonzero(events.where("kind", "step") & events.skipped & mine)
+    skipped = events.where("kind", "step") & events.skipped
+    skips = np.flatnonzero(skipped & mine)
     skips_before = np.searchsorted(skips, entered)
     # It was there for a step that was skipped.
     tried = np.searchsorted(skips, passage.end) > skips_before
