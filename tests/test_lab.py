@@ -258,7 +258,7 @@ def test_each_line_has_its_places_and_stands_in_one_of_them(name: str) -> None:
 
 def test_a_start_that_is_none_is_refused_in_words() -> None:
     for start, told in (
-        ({"zero": "after"}, "start names 'zero'"),
+        ({"zero": "after"}, "start has zero='after'"),
         ({"tail": 0}, "expected one of 'step', 'carry', 'drop'"),
     ):
         with pytest.raises(ValueError, match=told):
@@ -274,7 +274,7 @@ def test_arrangements_are_had_by_name(lab: Lab) -> None:
     assert lab.check(zero_grad="nowhere", sizes="unequal").findings[0].rule == "missing-zero-grad"
     assert "sizes = [3, 1," in lab.text(sizes="unequal")
     assert len(lab.run(step="epoch").of("step")) == 2
-    with pytest.raises(ValueError, match="there is no choice kk"):
+    with pytest.raises(ValueError, match="'kk': '2'} is not recorded"):
         lab.run(kk=2)
     with pytest.raises(ValueError, match="in at most two choices"):
         lab.run(tail="drop", zero_grad="nowhere", clip="step")

@@ -12,7 +12,6 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from accumviz import arguments
 from accumviz.show import escape
 from accumviz.views.figure import INK, LINE, MUTED, PageFigure
 from accumviz.views.graph import SMALL, STYLE, graphviz
@@ -85,12 +84,8 @@ def svg_from_dot(source: Any, alt: str) -> Drawing:
 
     `alt` is the text alternative. Raises LayoutError without Graphviz.
     """
-    text = getattr(source, "source", source)
-    if not isinstance(text, str):
-        raise TypeError(
-            f"source is {arguments.a(source)}; expected DOT text or an object with .source"
-        )
     # Graphviz knows how wide Courier is; of "monospace" it knows nothing and leaves too little room.
+    text = getattr(source, "source", source)
     text = re.sub(r'fontname="?monospace"?', "fontname=Courier", text)
     drawn = graphviz(text, "svg")
     view = re.findall(r'viewBox="([^"]*)"', drawn)[0]

@@ -63,13 +63,12 @@ class Loop:
         choice = dict(self.right)
         offered = {axis.name: axis.values for axis in self.axes}
         for name, value in (start or {}).items():
-            if name not in offered:
+            # Of a choice that there is not, these are the names of the others.
+            values = offered.get(name, offered)
+            if str(value) not in values or name not in offered:
+                expected = ", ".join(map(repr, values))
                 raise ValueError(
-                    f"start names {name!r:.80}; the choices are {', '.join(offered)}"
-                )
-            if str(value) not in offered[name]:
-                raise ValueError(
-                    f"start has {name}={value!r:.80}; expected one of {', '.join(map(repr, offered[name]))}"
+                    f"start has {name}={value!r:.80}; expected one of {expected}"
                 )
             choice[name] = str(value)
         return choice
