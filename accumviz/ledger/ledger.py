@@ -254,10 +254,11 @@ class Ledger(Arrays, Displayed):
         if self.events.where("kind", "sync")[event]:  # it hands them on
             return {}
         erased, _, steps = self.outcomes
-        births, columns = np.nonzero((erased == event) & (steps == 0))
-        unconsumed: dict[str, list[int]] = {}
-        for p, born in sorted(zip(columns.tolist(), births.tolist(), strict=True)):
-            unconsumed.setdefault(self.parameters[p].name, []).append(born)
+        in_vain = (erased == event) & (steps == 0)
+        unconsumed = {}
+        for p in np.flatnonzero(in_vain.any(axis=0)).tolist():
+            born = np.flatnonzero(in_vain[:, p])
+            unconsumed[self.parameters[p].name] = born.tolist()
         return unconsumed
 
     def windows(self) -> list[Window]:
