@@ -342,5 +342,5 @@ def _round_values(low: float, high: float) -> list[float]:
     from matplotlib.ticker import MaxNLocator
 
     locator = MaxNLocator(4, steps=[1, 2, 5, 10], min_n_ticks=3)
-    ticks = locator.tick_values(low, high).tolist()
-    return [tick for tick in ticks if low <= tick <= high]
+    ticks = locator.tick_values(low, high)
+    return [float(tick) for tick in ticks if low <= tick <= high]
