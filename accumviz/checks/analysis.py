@@ -452,7 +452,8 @@ class OptimizerHistory(LedgerAnalysis):
         reached = self.contributed[:, self.columns].any(axis=0)
         edits = np.ix_(self.at("edit"), self.columns[~reached])
         ledger = self.ledger
-        filled = (ledger.state[edits] & CHANGED > 0) & (ledger.grad[edits] > 0)
+        changed = ledger.state[edits] & CHANGED > 0
+        filled = changed & (ledger.grad[edits] > 0)
         return bool(filled.any())
 
     def epoch(self, event: int) -> tuple[int, int] | None:
@@ -490,7 +491,8 @@ class OptimizerHistory(LedgerAnalysis):
         """Return those backwards of a step that nothing erased before it: what was put back by hand is not known."""
         window = np.array(self.windows[step], int)
         erased = self.erased[np.ix_(window, self.columns)].max(axis=1)
-        waiting: list[int] = window[(erased < 0) | (erased >= step)].tolist()
+        stays = (erased < 0) | (erased >= step)
+        waiting: list[int] = window[stays].tolist()
         return waiting
 
     def changed_by(self, events: np.ndarray) -> np.ndarray:

@@ -240,7 +240,8 @@ def _reasons_of(optimizer: OptimizerHistory) -> Iterator[str]:
     yield _unread(optimizer)
     # A window holds backwards of several places of the weights, as a SAM's does.
     moved = optimizer.moved & ~optimizer.closures
-    if any(moved[used[1:]].any() for used in optimizer.windows.values()):
+    later = [b for used in optimizer.windows.values() for b in used[1:]]
+    if moved[later].any():
         yield _MOVED
 
 
@@ -268,7 +269,8 @@ def _how_many(unknown: np.ndarray) -> str:
 
 def _most_frequent(analysis: LedgerAnalysis, unknown: np.ndarray) -> str:
     """Return the most frequent reason why a share is unknown."""
-    code, _ = Counter(unknown[unknown > 0].tolist()).most_common(1)[0]
+    codes = Counter(unknown[unknown > 0].tolist())
+    [(code, _)] = codes.most_common(1)
     return analysis.shares.reasons[code]
 
 

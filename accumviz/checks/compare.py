@@ -254,7 +254,10 @@ def _common_parameters(
             f"compare() found no parameter that both have: a has {_some(in_a)}, b has {_some(in_b)}; "
             "expected two recordings of one model, recorded in the same way, as in record(model, optimizer)"
         )
-    only = {"a": in_a.keys() - in_b.keys(), "b": in_b.keys() - in_a.keys()}
+    only = {
+        "a": in_a.keys() - in_b.keys(),
+        "b": in_b.keys() - in_a.keys(),
+    }
     notes = [
         f"only in {side}: {_some(sorted(keys))}" for side, keys in only.items() if keys
     ]
@@ -294,7 +297,8 @@ class _Pair(NamedTuple):
             right, right_exact = _gradient(self.b, self.in_b, j, event_b)
             exact = left_exact and right_exact
             if not exact:
-                left, right = (np.array(np.linalg.norm(each)) for each in (left, right))
+                left = np.array(np.linalg.norm(left))
+                right = np.array(np.linalg.norm(right))
             with np.errstate(invalid="ignore", over="ignore"):
                 squared = float(np.square(left - factor * right).sum())
                 size = float(np.square(factor * right).sum())
@@ -412,7 +416,8 @@ def _parting(pair: _Pair, rounding: float) -> Parting:
                 f"backward {number} of the window: what a adds is off by {percent(off)}"
             )
             return Parting(pair.a[one], pair.b[other], said)
-    return Parting(pair.a[pair.in_a.step], pair.b[pair.in_b.step], said)
+    ends = pair.a[pair.in_a.step], pair.b[pair.in_b.step]
+    return Parting(*ends, said)
 
 
 # --- words ------------------------------------------------------------------------------------

@@ -112,7 +112,8 @@ def _reads_too_late(analysis: LedgerAnalysis, clip: int) -> OptimizerHistory | N
     if event.details.get("by") != "value" and not math.isfinite(most):
         return None
     on_rank = [o for o in analysis.optimizers if event.rank in (None, o.rank)]
-    concerned = [o for o in on_rank if o.changed_by(np.array([clip])).size]
+    here = np.array([clip])
+    concerned = [o for o in on_rank if o.changed_by(here).size]
     # Where it changed nothing, nothing may be in `.grad` of any of them. What it changed may be handed to an optimizer.
     if not (analysis.ledger.state[clip] & CHANGED).any():
         concerned = on_rank

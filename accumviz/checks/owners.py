@@ -109,7 +109,8 @@ def _unused(analysis: LedgerAnalysis) -> list[int]:
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what has to be meant for a healthy loop to be so: what no step or no loss trains, and what several do."""
     erased = analysis.ledger.outcomes.erased
-    thrown_away = [p for p in _unused(analysis) if (erased[:, p] >= 0).any()]
+    is_erased = np.any(erased >= 0, axis=0).tolist()
+    thrown_away = [p for p in _unused(analysis) if is_erased[p]]
     if thrown_away:
         names = _named(analysis, thrown_away)
         yield f"no optimizer is meant to apply the gradients of {names}"
@@ -151,8 +152,9 @@ def _shared_loss(one: OptimizerHistory, other: OptimizerHistory) -> str:
     its = one.sites[one.read]
     theirs = np.unique(one.sites[other.read])
     # All that the other one learns from, of several.
-    shared = theirs.size and np.unique(its).size > 1 and np.isin(theirs, its).all()
-    if not shared or not _are_apart(one, other):
+    shared = theirs.size > 0 and np.isin(theirs, its).all()
+    several = np.unique(its).size > 1
+    if not (shared and several and _are_apart(one, other)):
         return ""
     backwards = one.read[np.isin(its, theirs)].tolist()
     labels = dict.fromkeys(one.ledger[b].label or "a loss" for b in backwards)

@@ -208,8 +208,9 @@ def _norms_of_steps(optimizer: OptimizerHistory) -> list[float]:
     if _shares_nothing(optimizer):
         return []
     grads = optimizer.ledger.grad[np.ix_(optimizer.steps, optimizer.columns)]
-    norms: list[float] = np.linalg.norm(grads.astype(float), axis=1).tolist()
-    return norms
+    norms = np.linalg.norm(grads.astype(float), axis=1)
+    every: list[float] = norms.tolist()
+    return every
 
 
 def _has_finished(analysis: LedgerAnalysis, rank: int | None) -> bool:
@@ -223,7 +224,8 @@ def _has_finished(analysis: LedgerAnalysis, rank: int | None) -> bool:
 def _is_replicated(optimizer: OptimizerHistory) -> bool:
     """Return whether an optimizer's backwards run under DDP, with other ranks."""
     armed = optimizer.events.detail("armed", None)[optimizer.backwards].tolist()
-    return optimizer.ledger.meta.get("ranks") != 1 and armed.count(None) < len(armed)
+    several = optimizer.ledger.meta.get("ranks") != 1
+    return several and armed.count(None) < len(armed)
 
 
 def _windows(analysis: LedgerAnalysis, rank: int | None) -> Iterator[RankWindow]:
@@ -267,8 +269,9 @@ def _compared_windows(ranks: Sequence[RankSummary]) -> list[list[RankWindow]]:
 def _can_be_compared(windows: list[RankWindow]) -> bool:
     """Return whether these are the windows of all ranks, and each rank weighs its own elements alike."""
     averaged = min(window.averaged for window in windows)
-    alike = all(w.least > 0 and is_close(w.least, w.most) for w in windows)
-    return alike and averaged == len(windows) > 1
+    if not averaged == len(windows) > 1:
+        return False
+    return all(w.least > 0 and is_close(w.least, w.most) for w in windows)
 
 
 def rank_token_weight(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
@@ -346,12 +349,20 @@ def conditions_of_ranks(ranks: Sequence[RankSummary]) -> Iterator[str]:
             norms[place] += lists
     if any(len(counts) > 1 for counts in steps.values()):
         yield "ranks that step a different number of times are meant"
-    every = [step for lists in norms.values() for step in zip(*lists, strict=False)]
-    if any(max(step) - min(step) > _SAME_WEIGHT * max(step) for step in every):
+    if any(map(_step_apart, norms.values())):
         yield "ranks that step on different gradients are meant"
     windows = _compared_windows(ranks)
     if windows and all(map(_is_divided_by_ranks, windows)):
         yield f"a sum of 1/{len(windows[0])} over all ranks is meant in every step"
+
+
+def _step_apart(norms: list[list[float]]) -> bool:
+    """Return whether the norms of a step's gradients differ from one replica to another."""
+    for step in zip(*norms, strict=False):
+        least, most = min(step), max(step)
+        if most - least > _SAME_WEIGHT * most:
+            return True
+    return False
 
 
 def _is_divided_by_ranks(windows: list[RankWindow]) -> bool:

@@ -136,10 +136,10 @@ def _rows_of_function(rows: list[str], line: int) -> list[str]:
             continue
         indent = _indent(row)
         if row.lstrip().startswith(("def ", "async def ")):
-            ends = range(number + 1, len(rows))
-            last = next((at for at in ends if _indent(rows[at]) <= indent), len(rows))
-            body = rows[number + 1 : last]
-            function = dedent("\n".join([row, *body]))
+            last = number + 1
+            while last < len(rows) and _indent(rows[last]) > indent:
+                last += 1
+            function = dedent("\n".join(rows[number:last]))
             return [""] * number + function.splitlines()
     return rows
 
@@ -147,7 +147,9 @@ def _rows_of_function(rows: list[str], line: int) -> list[str]:
 def _indent(row: str) -> int:
     """Return how far a line of code is indented."""
     code = row.lstrip()
-    return len(row) - len(code) if code and not code.startswith((")", "#")) else _FAR
+    if not code or code.startswith((")", "#")):
+        return _FAR
+    return len(row) - len(code)
 
 
 def _lines(node: ast.stmt) -> range:
@@ -238,7 +240,9 @@ class Code:
 
 def _is_count(guard: ast.stmt) -> bool:
     """Return whether a condition counts micro-batches."""
-    return isinstance(guard, ast.If) and bool(_COUNT.search(ast.unparse(guard.test)))
+    if not isinstance(guard, ast.If):
+        return False
+    return _COUNT.search(ast.unparse(guard.test)) is not None
 
 
 def _marked(mark: str, *lines: str) -> str:
@@ -297,7 +301,9 @@ def divided(event: Event, by: str) -> str:
 def divided_by_another(event: Event, number: int, by: str) -> str:
     """Divide the loss by this, where it is divided by a number, or by what has a name, in the same line."""
     divisions = re.findall(rf"/ *({_NAME}|\d+)", event.source)
-    if len(divisions) != 1 or (divisions[0].isdigit() and int(divisions[0]) != number):
+    if len(divisions) != 1:
+        return ""
+    if divisions[0].isdigit() and int(divisions[0]) != number:
         return ""
     return replaced(event, re.sub(rf"/ *({_NAME}|\d+)", f"/ {by}", event.source))
 

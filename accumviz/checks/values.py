@@ -159,15 +159,19 @@ def _last_of_rising(optimizer: OptimizerHistory) -> list[int]:
     before = optimizer.events.column("saved_before")
     every = [used[-1] for used in optimizer.windows.values()]
     last = [b for b in every if np.isfinite(after[b])]
-    if len(last) < _RISING or not _rises(after[last], before[last[:2]].max()):
+    if len(last) < _RISING:
         return []
-    return last
+    one_graph = before[last[:2]].max()
+    return last if _rises(after[last], one_graph) else []
 
 
 def _rises(saved: np.ndarray, one_graph: float) -> bool:
     """Return whether bytes rise by at least half a graph, again and again: a list may be emptied with each epoch."""
-    runs = np.split(saved, np.flatnonzero(np.diff(saved) <= 0) + 1)
-    long = [r.size >= _RISING and r[-1] - r[0] >= 0.5 * one_graph for r in runs]
+    falls = np.flatnonzero(np.diff(saved) <= 0)
+    long = []
+    for run in np.split(saved, falls + 1):
+        risen = run[-1] - run[0]
+        long.append(run.size >= _RISING and risen >= 0.5 * one_graph)
     # The last run may have been cut short.
     return all(long[:-1] or long)
 

@@ -125,7 +125,8 @@ def _divisions(share: WindowShare) -> int:
     constants = share.term.get("constants")
     if not isinstance(constants, list):
         constants = [share.term.get("factor")]
-    return sum(is_close(abs(number(one)), 1 / share.many) for one in constants)
+    once = 1 / share.many
+    return sum(is_close(abs(number(one)), once) for one in constants)
 
 
 def _are_separate_tasks(analysis: LedgerAnalysis, share: WindowShare) -> bool:
@@ -324,7 +325,8 @@ def _is_left_over(
 def _grow(shares: Sequence[WindowShare], whole: int) -> bool:
     """Return whether windows are all longer from some step on: then nothing is left over."""
     longer = [other.many > whole for other in _several(shares)]
-    several = longer[:2] == [False, False] and longer[-2:] == [True, True]
+    # Two at least are as long as they were, and two at least are longer.
+    several = longer.count(False) > 1 and longer.count(True) > 1
     return several and longer == sorted(longer)
 
 

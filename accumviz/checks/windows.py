@@ -110,7 +110,8 @@ def _zeroed_below(
     zero: Event | None = None,
 ) -> str:
     """Suggest to zero below a step, where one line takes all steps."""
-    if np.unique(optimizer.events.column("line")[optimizer.steps]).size > 1:
+    lines = optimizer.events.column("line")[optimizer.steps]
+    if np.unique(lines).size > 1:
         return ""
     return optimizer.code.zeroed_below(step, optimizer.ledger[backward], zero)
 
@@ -252,7 +253,8 @@ def _left_at_the_end(optimizer: OptimizerHistory) -> list[int]:
     last = optimizer.read_step.max(initial=-1)
     late = optimizer.backwards[optimizer.backwards > last]
     erased = optimizer.erased[np.ix_(late, optimizer.columns)] >= 0
-    gone = erased.any(axis=1) | optimizer.ledger.outcomes.steps[late].any(axis=1)
+    used = optimizer.ledger.outcomes.steps[late] > 0
+    gone = erased.any(axis=1) | used.any(axis=1)
     alike = np.isin(optimizer.sites[late], optimizer.sites[optimizer.read])
     live = late[~gone & alike].tolist()
     unused = [b for b in live if optimizer.finite(b)]
