@@ -31,6 +31,7 @@ _NOT_READ = "a constant that it is multiplied or divided by cannot be read"
 _PACKED = "what it saved was packed away by a hook, or freed"
 _NESTED = "how its sums, means and weights are nested in one another is not read"
 _SIGNED = "it is summed with weights of which some are negative"
+_PRODUCT = "it is a product or a quotient of two things that have gradients"
 _COMPILED = "it was computed inside torch.compile, which keeps one operation for all"
 
 
@@ -192,13 +193,16 @@ class _Terms:
         self._terms: list[Details] = row.details.setdefault("terms", [])
         # By operation and constants; a tensor is known by its identity, without being read.
         self._sums: dict[tuple[str, _Factor], Details] = {}
+        # Whether what is visited is all of the root, times constants.
+        self._is_whole = True
 
-    def read(self, root: Any, factor: _Factor) -> None:
-        """Add the losses below this node, times a factor, from the first to the last."""
-        waiting = [(root, factor)]
+    def read(self, root: Any) -> None:
+        """Add the losses below this node, from the first to the last."""
+        waiting: _Below = [(root, ())]
         visited = 0
         while waiting:
             node, factor = waiting.pop()
+            self._is_whole = not (waiting or self._terms)
             name = type(node).__name__
             visited += 1
             if len(self._terms) >= _MOST_TERMS or visited > _MOST_NODES:
@@ -281,7 +285,29 @@ class _Terms:
             reduction = _REDUCTIONS[node._saved_reduction]
             self.add(name, factor, reduction, _size(node, "_raw_saved_self"))
             return []
+        if name in _POWERS:
+            return self._visit_scaled(node, name, factor)
         return _linear(node, name, factor)
+
+    def _visit_scaled(self, node: Any, name: str, factor: _Factor) -> _Below:
+        """Return the loss that this node multiplies or divides by a constant: `loss / 4` has scale 1/4.
+
+        The gradient scaler's factor is no part of it: `amp_scale` keeps that one.
+        """
+        row, power = self._row, _POWERS[name]
+        parent = _only_parent(node)
+        if parent is None:
+            raise _UnreadableError(_PRODUCT)
+        constant = _constant(node, name)
+        value = _number(constant)
+        if not _is_scale(constant):
+            factor += (_Constant(value, power),)
+            # A constant times a parameter is a loss, not a scaled one.
+            if self._is_whole and type(parent) is not ACCUMULATE_GRAD:
+                row.take(value, partial(_scale, row, power))
+        elif self._is_whole:
+            row.take(value, partial(row.details.__setitem__, "amp_scale"))
+        return [(parent, factor)]
 
     def _add_cross_entropy(
         self,
@@ -360,6 +386,10 @@ def _is_weight(node: Any) -> bool:
     return node is None or type(node) is ACCUMULATE_GRAD
 
 
+def _scale(row: Backward, power: int, value: float) -> None:
+    row.scale *= _raised(value, power)
+
+
 def _put_factor(term: Details, power: int, value: float) -> None:
     term["factor"] *= _raised(value, power)
 
@@ -390,12 +420,6 @@ def _linear(node: Any, name: str, factor: _Factor) -> _Below:
         return [(first, (*factor, _Constant(-1)))]
     if name in _TWO_SIDES:
         return _two_sides(node, name, factor)
-    parent = _only_parent(node)
-    if name in _POWERS and parent is not None:
-        constant = _constant(node, name)
-        if not _is_scale(constant):
-            factor += (_Constant(_number(constant), _POWERS[name]),)
-        return [(parent, factor)]
     raise _UnreadableError(_why(node, name))
 
 
@@ -422,8 +446,6 @@ def _why(node: Any, name: str) -> str:
         return (
             f"{name} is an operation written in Python, whose reduction cannot be read"
         )
-    if name in _POWERS:
-        return "it is a product or a quotient of two things that have gradients"
     return f"{name} is no sum, no mean and no constant factor"
 
 
@@ -602,45 +624,14 @@ def _describe_root(row: Backward, root: Any, given: Any) -> None:
         terms.add("", unknown=_LEAF_ITSELF)
         return
     node, _ = _past_identities(row.nodes[0], root.output_nr)
-    node, factor = _walk_scale(row, node)
     name = type(node).__name__
     row.label = row.label or name
     start = 1.0 if given is None else _number(given)
     if single and isinstance(start, float) and start == 1:
-        terms.read(node, factor)
+        terms.read(node)
     else:
+        row.scale = math.nan
         terms.add(name, unknown=_START)
-
-
-def _walk_scale(row: Backward, node: Any) -> tuple[Any, _Factor]:
-    """Multiply the constants between the root and the loss proper: `loss / 4` has scale 1/4.
-
-    The gradient scaler's factor is no part of it: `amp_scale` keeps that one. Returns the node
-    that made the loss proper, and what it is multiplied by.
-    """
-    factor: _Factor = ()
-    while (name := type(node).__name__) in _POWERS or name == "AliasBackward0":
-        parent = _only_parent(node)
-        if parent is None:
-            break
-        if name in _POWERS:
-            constant = _constant(node, name)
-            value = _number(constant)
-            # A constant times a parameter is a loss, not a scaled one.
-            if value is None or type(parent) is ACCUMULATE_GRAD:
-                break
-            power = _POWERS[name]
-            if patches.scalers and _is_scale(constant):
-                row.take(value, partial(row.details.__setitem__, "amp_scale"))
-            else:
-                row.take(value, partial(_scale, row, power))
-                factor += (_Constant(value, power),)
-        node = parent
-    return node, factor
-
-
-def _scale(row: Backward, power: int, value: float) -> None:
-    row.scale *= _raised(value, power)
 
 
 # --- old copies of weights ------------------------------------------------------------------------
