@@ -71,6 +71,7 @@ class Run:
         page = {
             "figures": [list(pair) for pair in self.figures],
             "grad": gradients(self.ledger),
+            "right": int(self.right),
             "data": scale.apply(data),
         }
         return page, blob
@@ -249,7 +250,7 @@ def explore(
     `experiment(**choice)` records one run and returns its recording or its ledger; a dictionary of
     figures after it, such as `(recording, {"final loss": 0.3})`, is shown with the run. Numbers
     become a slider, True and False a switch, all else a select; functions go by their names. `start`
-    is shown first, `against` opens a second run beside it, with a meter of the difference. `loss`, a
+    is shown first, `against` is an outline behind it; behind a wrong run it is the nearest right one. `loss`, a
     function of a single weight, is drawn below its ways. A choice for which the experiment raises
     shows what was raised; the others work. Runs that are there already are given by name instead, as
     in `explore({"divided": recording, "undivided": other})`: tabs above one player.

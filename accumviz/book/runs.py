@@ -21,7 +21,6 @@ _MOST_ELEMENTS = 256
 _MOST_NUMBERS = 1024
 # Bars that are more than so many times as long as those of the right runs are torn off.
 _TORN = 3.0
-_TORN_BAR = "Torn edge: longer than drawn."
 # In a legend: what it says, the look of its swatch, its colour.
 _KEY = ["longer than drawn", "torn", "var(--av-muted)"]
 Range = tuple[float, float]
@@ -153,9 +152,7 @@ class CommonScale:
             rows.append(row | {"r": list(scale)})
         scaled = page | self.layout | {"p": rows}
         if is_torn:
-            first, *others = page["bars"]
             scaled["keys"] = [*page["keys"], _KEY]
-            scaled["bars"] = [f"{first} {_TORN_BAR}", *others]
         shares = page.get("shares")
         if shares is not None:
             scaled["shares"] = shares | {"r": list(self.shares)}

@@ -342,20 +342,15 @@ def _together(stacks: Iterable[list[Part]]) -> list[Part]:
     return [merged[born] for born in sorted(merged)]
 
 
-def lane_height(reaches: Sequence[Range], events: int) -> int:
+def lane_height(count: int, events: int) -> int:
     """Return how tall a page's lanes are, in pixels; 0 where it draws a heat map instead.
 
-    >>> lane_height([(0, 1)], 3), lane_height([(-1, 1)], 3), lane_height([(0, 1)], 200)
-    (84, 160, 0)
+    >>> lane_height(1, 3), lane_height(4, 3), lane_height(1, 200)
+    (160, 60, 0)
     """
-    count = len(reaches)
     if not 0 < count <= MOST_LANES or not 0 < events <= MOST_EVENTS:
         return 0
-    for low, high in reaches:
-        shorter, longer = sorted([-low, high])
-        if shorter > 0.1 * longer:
-            return max(min(240 // count, 160), 60)
-    return 84 if count == 1 else 60
+    return max(160 // count, 60)
 
 
 # --- heat maps ------------------------------------------------------------------------------------

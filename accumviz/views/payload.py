@@ -88,8 +88,7 @@ def ledger_data(
     if 0 < added.size <= _MOST_BARS and len(events) == len(ledger):
         lanes = _add_bars(ledger, rows, added, grads)
     _use_one_scale(rows)
-    reaches = [row["r"] for row in rows[: len(ledger.parameters)]]
-    height = layout.lane_height(reaches, len(events)) if lanes else 0
+    height = layout.lane_height(len(ledger.parameters), len(events)) if lanes else 0
     colors = style.label_colors([literal(label) for label in ledger.labels])
     files, lines = listing(ledger, events)
     kinds, kind_places = _numbered(str(event.kind) for event in events)

@@ -27,18 +27,6 @@ _MOST_LAYOUTS = 40
 # To be raised, here and in `page.js`, when what a page is told is told otherwise: a notebook keeps outputs of several
 # versions, and each script takes what its own has written.
 FORMAT = 3
-# What the looks of a graph mean.
-_MARKS = (
-    "Tinted: a leaf. Thick: the root. Faint: not built yet. Filled: runs now. Dashed: freed. "
-    "adds: what this backward adds to .grad. ×: what an edge multiplies the gradient by."
-)
-# What the marks of bars mean, what hatched ones do, and how to learn more of a few.
-_BARS = (
-    "Bars grow from the thin line, zero. Heavy line: .grad. Dotted line: .grad is None."
-)
-_PARTS = " The oldest part comes first."
-_HATCHED = " Hatched: of other ranks, or unrecorded."
-_ASK = "Select a parameter to see what its .grad is made of. "
 _LEFT_OUT = f"The graph of this backward was not kept, or not drawn: only {_MOST_LAYOUTS} of different form are."
 
 Data = dict[str, Any]
@@ -76,8 +64,7 @@ class Player(Displayed):
             data["missing"] = ""
         data["about"] = self.words[0]
         data["before"] = words.before(built=self._is_built_before())
-        data["bars"] = _about_bars(data)
-        data["marks"] = _MARKS
+        data["bars"] = SCALED if any("k" in row for row in data["p"]) else ""
         if self.report is not None:
             data["report"] = self._judged(self.report, data["code"], chosen)
         return data, blob
@@ -129,17 +116,6 @@ class Player(Displayed):
         if self.graphs:
             parts.append(counted(len(self.graphs), "graph"))
         return f"Player: {', '.join(parts)}; a notebook shows it, .save('run.html') writes a page"
-
-
-def _about_bars(data: Data) -> list[str]:
-    """Return what the marks of bars mean, what hatched ones do, and how to learn more."""
-    bars, ask = _BARS, ""
-    if data["lanes"]:
-        bars += _PARTS
-        ask = _ASK if len(data["p"]) == data["count"] else ""
-    if any("k" in row for row in data["p"]):
-        bars += f" {SCALED}"
-    return [bars, _HATCHED, ask]
 
 
 def play(

@@ -38,38 +38,6 @@ _DASHES: dict[str, tuple[int, ...]] = {
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 MONO = "ui-monospace, 'SF Mono', Menlo, 'DejaVu Sans Mono', monospace"
 
-# Hosts name their colours differently; each variable falls back to the next host's, then to the page's own.
-CSS = """
-.accumviz {
-  --av-text: var(--pst-color-text-base, var(--jp-ui-font-color0, currentColor));
-  --av-muted: var(--pst-color-text-muted, var(--jp-ui-font-color2, color-mix(in srgb, currentColor 72%%, transparent)));
-  --av-surface: var(--pst-color-surface, var(--jp-layout-color2, rgba(127, 127, 127, 0.12)));
-  --av-line: var(--pst-color-border, var(--jp-border-color2, rgba(127, 127, 127, 0.4)));
-  --av-accent: var(--pst-color-primary, var(--jp-brand-color1, #0072B2));
-  --av-ground: var(--pst-color-background, var(--jp-layout-color0, Canvas));
-  --av-mono: %(mono)s;
-  color: var(--av-text);
-  font-family: %(font)s;
-  /* While one view moves, the others keep what they have painted. */
-  isolation: isolate;
-  line-height: 1.4;
-}
-/* Each view brings this sheet: what another one says of its letters must not depend on which came last. */
-:where(.accumviz) { font-size: 0.875rem; }
-.accumviz code { font-family: var(--av-mono); }
-/* A box that scrolls says at its edges that there is more. */
-.accumviz :is(.av-scroll, .av-runs, .av-win, pre) {
-  --av-cover: var(--av-ground) 40%%, transparent; --av-shade: rgb(90 110 130 / 45%%), transparent;
-  background: linear-gradient(90deg, var(--av-cover)) -1px / 2rem no-repeat local,
-    linear-gradient(-90deg, var(--av-cover)) calc(100%% + 1px) / 2rem no-repeat local,
-    linear-gradient(90deg, var(--av-shade)) 0 / 0.7rem no-repeat,
-    linear-gradient(-90deg, var(--av-shade)) 100%% / 0.7rem no-repeat,
-    linear-gradient(var(--av-cover)) 0 -1px / 100%% 2rem no-repeat local,
-    linear-gradient(0deg, var(--av-cover)) 0 calc(100%% + 1px) / 100%% 2rem no-repeat local,
-    linear-gradient(var(--av-shade)) 0 0 / 100%% 0.5rem no-repeat,
-    linear-gradient(0deg, var(--av-shade)) 0 100%% / 100%% 0.5rem no-repeat; }
-""" % {"font": FONT, "mono": MONO}
-
 
 def kind(name: str) -> tuple[str, tuple[int, ...]]:
     """How events of this kind are drawn: the colour, and how long the dashes of their line and its gaps are.
@@ -98,6 +66,10 @@ def stripes(dashes: tuple[int, ...]) -> str:
 def static(name: str, beside: str = __file__) -> str:
     """Return a style sheet or a script that pages carry, from the folder beside a module."""
     return (Path(beside).parent / "static" / name).read_text("utf-8")
+
+
+# What every view begins with: the names of colours, in both themes and in every host.
+CSS = static("base.css")
 
 
 def label_colors(labels: tuple[str, ...] | list[str]) -> dict[str, str]:

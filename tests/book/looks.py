@@ -195,7 +195,7 @@ MET = """() => [...document.querySelectorAll('.math-block:has(.eqno)')].filter(b
     return cut && (number.top < bottom - 1 || overflowX !== 'auto' || !backgroundAttachment.includes('local'));
 }).map(block => block.textContent.slice(0, 80))"""
 # A number that goes on in the next line.
-BROKEN = """() => [...document.querySelectorAll('.av-figures td, .av-others tbody th')].filter(cell => {
+BROKEN = """() => [...document.querySelectorAll('.av-figures dd, .av-others tbody th')].filter(cell => {
     const range = document.createRange(), walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
     for (let text; (text = walk.nextNode());) for (const word of text.data.matchAll(/[\\d.,−]+/g)) {
         range.setStart(text, word.index);

@@ -15,7 +15,7 @@ from tests.book.conftest import built_pages
 
 Open = Callable[..., Any]
 Address = Callable[[str, str], str]
-SCOPES = ".av-xtop, .av-both, .av-frame"
+SCOPES = ".av-xtop, .av-frame"
 VIEWS = "[data-accumviz-explorer], [data-accumviz-player]"
 # Which view of the page a scope is in, and which scope of that view it is: other views may gain and lose theirs.
 PLACE = f"""scope => {{

@@ -42,8 +42,8 @@ FAULTS = {
     "<pre style='white-space: pre-wrap'>a  1\nb  2</pre></div></div>",
     "equations on their numbers": "<div class='math-block' style='display: flex'><div class='math-scroll' "
     "style='overflow: auto'><div style='width: 600px'>x</div></div><span class='eqno'>(1)</span></div>",
-    "numbers that are broken": "<table class='av-figures'><tr><td><div style='overflow-wrap: anywhere; width: 3ch'>"
-    "0.2562</div></td></tr></table>",
+    "numbers that are broken": "<dl class='av-figures'><dd><div style='overflow-wrap: anywhere; width: 3ch'>"
+    "0.2562</div></dd></dl>",
     "figures that are moved": "<div class='av-timeline'><div class='av-scroll' style='overflow: auto' tabindex='0'>"
     "<div class='av-narrow'><div style='width: 400px'>bars</div></div></div></div>",
     "buttons for no finger": "<div class='accumviz'><button class='av-b'>play</button></div>",

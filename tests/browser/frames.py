@@ -13,6 +13,15 @@ def drawn(page: Any) -> None:
     page.evaluate(_DRAWN)
 
 
+def opened(page: Any, tab: str = "") -> None:
+    """Open all panes of each view, or, on a phone, one of them."""
+    if tab:
+        page.get_by_role("group", name="Panes", exact=True).get_by_role("button", name=tab, exact=True).click()
+    else:
+        page.evaluate("for (const one of document.querySelectorAll('.av-b-panes:not([hidden])')) one.click()")
+    drawn(page)
+
+
 # Long enough for a movement that has begun and is not yet seen, on a machine that draws few frames, too.
 _STILL = """() => new Promise(done => {
     let at = scrollY, frames = 0;

@@ -1,4 +1,4 @@
-"""The explorer in a browser: every control switches runs, two stand side by side, and a permalink brings them back."""
+"""The explorer in a browser: every control switches runs, one stands behind, and a permalink brings them back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 
 from accumviz.book.explore import Explorer, explore
 from accumviz.ledger.ledger import Ledger, Parameter
-from tests.browser.frames import drawn
+from tests.browser.frames import drawn, opened
 from tests.browser.written import written
 
 Open = Callable[..., Any]
@@ -51,16 +51,26 @@ class Explored:
         self.page, self.root = page, page.locator(".av-explorer").nth(index)
         self.root.locator(".av-xframe").wait_for()
 
-    def side(self, name: str) -> Any:
-        return self.root.get_by_role("group", name=f"Run {name}", exact=True)
+    @property
+    def side(self) -> Any:
+        return self.root.get_by_role("group", name="Run", exact=True)
 
-    def total(self, index: int = 0) -> str:
+    def total(self) -> str:
         drawn(self.page)
-        return str(self.root.locator(".av-player:visible").nth(index).locator(".av-total").first.inner_text())
+        return str(self.root.locator(".av-total").first.inner_text())
 
     def figure(self, name: str) -> list[str]:
-        row = self.root.locator(".av-figures tr", has=self.page.get_by_role("rowheader", name=name, exact=True))
-        return list(row.locator("td").all_inner_texts())
+        row = self.root.locator(".av-figures div", has=self.page.get_by_text(name, exact=True))
+        return list(row.locator("dd").all_inner_texts())
+
+    def length(self) -> float:
+        """How long the bar of `.grad` is, in percent of its room."""
+        drawn(self.page)
+        end, zero = (
+            self.root.locator(place).first.evaluate("el => parseFloat(el.style.left)")
+            for place in (".av-end", ".av-zero")
+        )
+        return float(end - zero)
 
     @property
     def verdict(self) -> str:
@@ -73,6 +83,7 @@ def show(watch: Open, tmp_path: Path) -> Show:
         watched = watch(**options)
         watched.page.goto(written(tmp_path / "page.html", explorer, again=again) + fragment)
         watched.explored = Explored(watched.page)
+        opened(watched.page)
         return watched
 
     return open_page
@@ -82,13 +93,13 @@ def test_a_slider_a_switch_and_a_select_change_the_run(show: Show, mode: str) ->
     watched = show(make(), mode=mode)
     explored = watched.explored
     assert (explored.total(), explored.figure("backwards")) == ("1", ["1"])
-    slider = explored.side("A").get_by_role("slider", name="k")
+    slider = explored.side.get_by_role("slider", name="k")
     slider.fill("2")
     assert (explored.total(), explored.figure("backwards")) == ("1", ["4"])
     assert slider.get_attribute("aria-valuetext") == "4"
-    explored.side("A").get_by_role("switch", name="divide").click()
+    explored.side.get_by_role("switch", name="divide").click()
     assert (explored.total(), explored.figure("weight")) == ("4", ["0.96"])
-    explored.side("A").get_by_role("combobox", name="way").select_option("rounded")
+    explored.side.get_by_role("combobox", name="way").select_option("rounded")
     assert explored.figure("gradient of the last step") == ["4"]
     explored.root.get_by_role("button", name="previous event").click()
     drawn(explored.page)
@@ -108,67 +119,41 @@ def test_the_keyboard_alone_does_all_of_it(show: Show) -> None:
     assert explored.figure("gradient of the last step") == ["2"]
     press("Tab")
     press("Enter")
-    assert explored.root.locator(".av-player:visible").count() == 2
-    assert "are equal to rounding" in explored.verdict
+    press("Shift+Tab")
+    press("Space")
+    assert explored.figure("gradient of the last step") == ["1", "2"]
+    assert "differ by 0.5 of their size" in explored.verdict
 
 
 @pytest.mark.parametrize(
-    ("changes", "other"),
+    ("against", "said"),
     [
-        ({}, ["rounded", "1", "yes"]),
-        ({"start": {"way": EVIL}}, ["rounded", "1", "yes"]),
-        ({"start": {"k": 4}, "against": {"k": 8}}, ["exact", "8", "yes"]),
-        ({"against": {"k": 1}}, ["rounded", "1", "yes"]),
-    ],
-    ids=["next", "last", "named", "named the same"],
-)
-def test_a_comparison_begins_with_another_run(show: Show, changes: Any, other: list[str]) -> None:
-    """Both sides showed the run that was shown alone, and were told to be equal."""
-    explored = show(make(**changes)).explored
-    if "against" in changes:
-        explored.root.get_by_role("button", name="Show one run").click()
-    explored.root.get_by_role("button", name="Compare with another run").click()
-    drawn(explored.page)
-    side = explored.side("B")
-    way = side.locator("option:checked").inner_text()
-    told = [way, side.get_by_role("slider").get_attribute("aria-valuetext")]
-    assert [*told, "yes" if side.get_by_role("switch").is_checked() else "no"] == other
-
-
-@pytest.mark.parametrize(
-    ("against", "said", "far"),
-    [
-        ({"k": 4}, "The gradients at the step are equal, bit for bit.", False),
-        ({"k": 4, "way": "rounded"}, "are equal to rounding: they differ by 1e−7 of their size.", False),
-        ({"k": 4, "divide": False}, "differ by 0.75 of their size; A has 0.25 times the norm of B.", True),
+        ({"k": 4}, "The gradients at the step are equal, bit for bit."),
+        ({"k": 4, "way": "rounded"}, "are equal to rounding: they differ by 1e−7 of their size."),
+        ({"k": 4, "divide": False}, "differ by 0.75 of their size; the norm is 0.25 times the outline’s."),
     ],
 )
-def test_the_meter_tells_equal_from_rounding_from_different(show: Show, against: Any, said: str, far: bool) -> None:
-    explored = show(make(against=against)).explored
-    assert said in explored.verdict
-    needle = explored.root.locator(".av-needle")
-    assert ("av-far" in needle.get_attribute("class")) is far
-    ticks = [
-        float(x.partition("left: ")[2].rstrip("%;"))
-        for x in explored.root.locator(".av-tick").evaluate_all("a => a.map(e => e.getAttribute('style'))")
-    ]
-    place = float(needle.get_attribute("style").partition("left: ")[2].rstrip("%;"))
-    assert (ticks[2] < place) is far
+def test_what_is_said_tells_equal_from_rounding_from_different(show: Show, against: Any, said: str) -> None:
+    assert said in show(make(against=against)).explored.verdict
 
 
-def test_two_runs_are_drawn_to_one_scale(show: Show) -> None:
-    explored = show(make(against={"k": 4, "divide": False})).explored
-    drawn(explored.page)
-    ends = explored.root.locator(".av-end").evaluate_all("ends => ends.map(end => parseFloat(end.style.left))")
-    zeros = explored.root.locator(".av-zero").evaluate_all("zeros => zeros.map(zero => parseFloat(zero.style.left))")
-    lengths = [end - zero for end, zero in zip(ends, zeros, strict=True)]
-    assert lengths[1] == pytest.approx(4 * lengths[0])
+def test_all_runs_are_drawn_to_one_scale_and_the_one_behind_is_an_outline(show: Show) -> None:
+    explored = show(make(start={"k": 4}, against={"k": 4, "divide": False})).explored
+    length = explored.length()
+    outline = explored.root.locator(".av-row .av-ghost")
+    assert outline.evaluate("el => parseFloat(el.style.width)") == pytest.approx(4 * length)
+    assert "divide no" in explored.side.locator(".av-key").inner_text()
+    explored.side.get_by_role("switch", name="divide").click()
+    assert explored.length() == pytest.approx(4 * length)
+    assert not outline.is_visible(), "it is the run that is shown"
+    explored.side.get_by_role("button", name="Drop the outline").click()
+    assert not explored.side.locator(".av-key").is_visible(), "no run is known to be right"
 
 
 def test_what_was_raised_stands_at_its_choice_and_the_rest_goes_on(show: Show) -> None:
     watched = show(make(start={"divide": False}))
     explored = watched.explored
-    slider = explored.side("A").get_by_role("slider", name="k")
+    slider = explored.side.get_by_role("slider", name="k")
     slider.fill("3")
     raised = explored.root.locator(".av-raised")
     assert raised.inner_text().startswith("ValueError: too large </script>")
@@ -182,26 +167,26 @@ def test_what_was_raised_stands_at_its_choice_and_the_rest_goes_on(show: Show) -
 def test_a_permalink_restores_both_runs_and_the_moment(show: Show, watch: Open, tmp_path: Path) -> None:
     explorer = make(against={"k": 4, "divide": False})
     explored = show(explorer).explored
-    explored.side("A").get_by_role("slider", name="k").fill("1")
+    explored.side.get_by_role("slider", name="k").fill("1")
     drawn(explored.page)
-    explored.root.get_by_role("button", name="previous moment").click()
+    explored.root.get_by_role("button", name="previous event").click()
     drawn(explored.page)
-    link = explored.root.locator(".av-both").get_by_label("link to this moment").get_attribute("href")
-    before = [explored.root.locator(".av-say").nth(1).inner_text(), explored.figure("backwards"), explored.total(1)]
+    link = explored.root.get_by_label("link to this moment").get_attribute("href")
+    before = [explored.root.locator(".av-say").inner_text(), explored.figure("backwards"), explored.total()]
     again = Explored(show(explorer, fragment=link).page)
     drawn(again.page)
-    assert [again.root.locator(".av-say").nth(1).inner_text(), again.figure("backwards"), again.total(1)] == before
+    assert [again.root.locator(".av-say").inner_text(), again.figure("backwards"), again.total()] == before
     assert before[1] == ["2", "4"]
-    for broken in ("&a=9.9.9.9", "&a=x", "&a=0.0.0&b=1", "&a=99.99.99&side=b&e=1e9"):
+    for broken in ("&a=9.9.9.9", "&a=x", "&a=0.0.0&b=1", "&a=99.99.99&e=1e9"):
         odd = show(explorer, fragment=f"#{explorer.id}{broken}")
         drawn(odd.page)
-        assert odd.explored.root.locator(".av-slots").inner_text().strip()
+        assert odd.explored.root.inner_text().strip()
         assert odd.complaints == []
 
 
 def test_switching_keeps_the_end_at_the_end_and_else_the_event(show: Show) -> None:
     explored = show(make(start={"k": 2})).explored
-    slider, count = explored.side("A").get_by_role("slider", name="k"), explored.root.locator(".av-player .av-count")
+    slider, count = explored.side.get_by_role("slider", name="k"), explored.root.locator(".av-player .av-count")
     explored.total()
     assert count.inner_text() == "event 2 / 2"
     slider.fill("2")
@@ -219,8 +204,8 @@ def test_a_sandboxed_frame_is_enough(watch: Open, tmp_path: Path) -> None:
     watched = watch()
     watched.page.goto(path.as_uri())
     frame = watched.page.frame_locator("iframe")
-    frame.get_by_role("slider", name="k").first.fill("2")
-    expect(frame.locator(".av-figures tr").nth(1).locator("td")).to_have_text(["4", "2"])
+    frame.get_by_role("slider", name="k").fill("2")
+    expect(frame.locator(".av-figures div").first.locator("dd")).to_have_text(["4", "2"])
     assert watched.complaints == []
 
 

@@ -101,8 +101,8 @@ def is_to(method: str, end: str) -> Callable[[Any], bool]:
 
 
 def figure(explorer: Any, name: str) -> str:
-    row = explorer.locator(".av-figures tr", has=explorer.page.get_by_role("rowheader", name=name, exact=True))
-    return str(row.locator("td").first.inner_text())
+    row = explorer.locator(".av-figures div", has=explorer.page.get_by_text(name, exact=True))
+    return str(row.locator("dd").first.inner_text())
 
 
 def test_the_kernel_records_what_the_page_asks_for_and_the_static_view_outlives_it(lab: str, watch: Open) -> None:
@@ -115,7 +115,7 @@ def test_the_kernel_records_what_the_page_asks_for_and_the_static_view_outlives_
     outputs = page.locator(".jp-Notebook .jp-Cell")
     still, live = outputs.nth(0).locator(".av-explorer"), outputs.nth(1).locator(".av-explorer")
     for one in (still, live):
-        one.locator(".av-figures td").first.wait_for(timeout=90_000)
+        one.locator(".av-figures dd").first.wait_for(timeout=90_000)
         assert figure(one, "backwards") == "1"
     by_hand = float(outputs.nth(2).locator(".jp-OutputArea-output pre").inner_text(timeout=60_000))
 
@@ -126,7 +126,7 @@ def test_the_kernel_records_what_the_page_asks_for_and_the_static_view_outlives_
     other = side.get_by_label("k: another value")
     other.fill("3")
     other.press("Enter")
-    live.locator(".av-figures td", has_text=re.compile("^3$")).wait_for()
+    live.locator(".av-figures dd", has_text=re.compile("^3$")).wait_for()
     assert figure(live, "backwards") == "3"
     said = float(figure(live, "gradient of the last step").replace("−", "-"))
     assert said == pytest.approx(by_hand, rel=1e-3)
@@ -152,7 +152,7 @@ def test_the_kernel_records_what_the_page_asks_for_and_the_static_view_outlives_
     assert restarted.value.ok
     page.reload()
     still = page.locator(".jp-Notebook .jp-Cell").nth(0).locator(".av-explorer")
-    still.locator(".av-figures td").first.wait_for(timeout=60_000)
+    still.locator(".av-figures dd").first.wait_for(timeout=60_000)
     assert figure(still, "backwards") == "1"
     still.get_by_role("slider", name="k").first.fill("2")
     assert figure(still, "backwards") == "4"

@@ -9,7 +9,7 @@ from typing import Any
 from accumviz.book.explore import explore
 from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger
-from tests.browser.frames import drawn
+from tests.browser.frames import opened
 from tests.toys import CODE, ROWS, W, chain, run
 from tests.views.test_shares import term
 
@@ -47,7 +47,7 @@ def test_panes_fill_their_row_whichever_of_them_there_are(watch: Open, tmp_path:
         for n in range(len(shown)):
             page.goto((tmp_path / f"{n}.html").as_uri())
             page.locator(".av-frame").last.wait_for()
-            drawn(page)
+            opened(page)
             bare_ground = page.locator(".av-body:visible").evaluate_all(
                 """bodies => bodies.map(body => {
                     const area = (one) => one.getBoundingClientRect().width * one.getBoundingClientRect().height;

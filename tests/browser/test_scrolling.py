@@ -12,7 +12,7 @@ from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger
 from accumviz.views.player import Player
-from tests.browser.frames import drawn, still
+from tests.browser.frames import drawn, opened, still
 from tests.toys import chain, large, toy
 
 Open = Callable[..., Any]
@@ -34,7 +34,7 @@ def between(watch: Open, tmp_path: Path) -> Callable[..., Any]:
         page = watch(**options).page
         page.goto(path.as_uri())
         page.locator(wait).first.wait_for()
-        drawn(page)
+        opened(page)
         return page
 
     return open_page
@@ -104,7 +104,8 @@ def test_a_pane_that_scrolls_hands_the_wheel_on_at_its_end(between: Callable[...
 def test_a_swipe_over_a_pane_moves_the_page_and_nothing_else(between: Callable[..., Any]) -> None:
     page = between(play(toy(), {0: chain(), 1: chain(-4.0)}), width=375, has_touch=True)
     said = page.locator(".av-say").inner_text()
-    for place in PLACES[2:]:
+    for place, tab in zip(PLACES[2:], ("Graph", ".grad", "Timeline"), strict=True):
+        opened(page, tab)
         assert swiped(page, place, 240) > 180, place
         assert swiped(page, place, -240) < -180, place
     assert page.locator(".av-say").inner_text() == said

@@ -12,6 +12,7 @@ import pytest
 from accumviz.book.explore import explore
 from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger
+from tests.browser.frames import opened
 from tests.toys import toy
 from tests.views.test_shares import RIGHT, ledger_of, term, window
 
@@ -29,6 +30,7 @@ def show(watch: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
         watched.page.goto((tmp_path / "page.html").as_uri())
         watched.page.locator(".av-frame").first.wait_for()
         watched.pane = watched.page.locator(".av-in-shares").first
+        opened(watched.page)
         return watched
 
     return open_page
@@ -38,7 +40,10 @@ def test_objectives_are_told_apart_on_a_phone(show: Callable[..., Any]) -> None:
     """Of two that begin alike, the same first letters stood beside both bars."""
     ledger = ledger_of(window(*[[term(0.5), term(-0.5, op="MeanBackward0"), term(0.25, op="MeanBackward0")]] * 2))
     for width in (375, 1280):
-        names = show(play(ledger), width=width).pane.locator("[role=option] .av-of")
+        watched = show(play(ledger), width=width)
+        if width == 375:
+            opened(watched.page, "Shares")
+        names = watched.pane.locator("[role=option] .av-of")
         # As much of each as is seen: a letter of this type is 7.3 px wide.
         seen = names.evaluate_all("all => all.map(one => one.textContent.slice(0, one.clientWidth / 7.3).trim())")
         assert len(seen) == len(set(seen)) > 1
@@ -114,12 +119,10 @@ def test_a_ledger_without_terms_has_no_pane(show: Callable[..., Any]) -> None:
     assert show(play(toy())).pane.count() == 0
 
 
-def test_two_runs_of_an_explorer_have_one_scale(show: Callable[..., Any]) -> None:
-    watched = show(explore({"right": RIGHT, "not divided": UNDIVIDED}, against={"run": "not divided"}))
-    panes = watched.page.locator(".av-in-shares")
-    panes.nth(1).wait_for()
-    units = []
-    for i in range(2):
-        line = panes.nth(i).locator("[role=option]").first
-        units.append(middle(line.locator(".av-one")) - middle(line.locator(".av-zero")))
-    assert units[0] == pytest.approx(units[1], abs=1)
+def test_the_right_run_is_an_outline_in_the_bars_of_another_to_one_scale(show: Callable[..., Any]) -> None:
+    watched = show(explore({"right": RIGHT, "not divided": UNDIVIDED}, start={"run": "not divided"}))
+    line = watched.pane.locator("[role=option]").first
+    unit = middle(line.locator(".av-one")) - middle(line.locator(".av-zero"))
+    outlines = [box.bounding_box()["width"] / unit for box in line.locator(".av-ghost").all()]
+    assert outlines == pytest.approx([part.share for part in RIGHT.shares()][: len(outlines)], abs=0.01)
+    assert len(outlines) > 1

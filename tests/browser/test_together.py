@@ -1,4 +1,4 @@
-"""What is compared: two runs to one scale, each seen where it stands, with legends that name what is there."""
+"""What is compared: a run, and the one behind it, seen where a fold opens; and how much of a screen it takes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from accumviz.book.explore import explore
-from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger
 from tests.browser.frames import drawn
-from tests.toys import ROWS, W, chain, run, toy
+from tests.toys import ROWS, W
 
 Open = Callable[..., Any]
 BOXES = "els => els.map(el => el.getBoundingClientRect().toJSON())"
@@ -49,7 +48,7 @@ def test_the_line_of_an_event_is_seen_where_a_fold_opens(show: Callable[..., Any
     drawn(page)
     here = page.evaluate("scrollY")
     lines = page.locator(".av-line[aria-current]:visible")
-    assert lines.count() == (1 if against is None else 2)
+    assert lines.count() == 1
     for key in ("", "ArrowLeft", "ArrowRight"):
         if key:
             page.locator(".av-scrub:visible").press(key)
@@ -58,25 +57,3 @@ def test_the_line_of_an_event_is_seen_where_a_fold_opens(show: Callable[..., Any
             (one,), (room,) = line.evaluate_all(BOXES), box.evaluate_all(BOXES)
             assert room["top"] <= one["top"] < one["bottom"] <= room["bottom"], key
     assert page.evaluate("scrollY") == here
-
-
-def wide() -> Graph:
-    """Two branches side by side, as wide as a phone and a quarter of it."""
-    nodes = tuple(Node(i, "MeanBackward00000" if i else "AddBackward0") for i in range(3))
-    return Graph(nodes, (Edge(0, 1), Edge(0, 2)), (0,), order=[0, 1, 2])
-
-
-@pytest.mark.parametrize("width", [375, 1280])
-def test_graphs_that_are_compared_are_seen_whole_and_to_one_scale(show: Callable[..., Any], width: int) -> None:
-    """One was cut at both edges of a phone, and beside it the other one was larger for having room."""
-    runs = {"a": run(toy(), {0: chain()}), "b": run(toy(), {0: wide()})}
-    page = show(explore(runs, against={"run": "b"}), width=width)
-    boxes = page.locator(".av-in-graph .av-win")
-    assert boxes.evaluate_all("all => all.every(box => box.scrollWidth <= box.clientWidth)")
-    scales = page.locator(".av-in-graph svg[viewBox]").evaluate_all(
-        "all => all.filter(one => one.viewBox.baseVal.width > 99)"
-        ".map(one => one.getBoundingClientRect().width / one.viewBox.baseVal.width)"
-    )
-    assert len(scales) == 2
-    assert scales[0] == pytest.approx(scales[1], rel=1e-3)
-    assert min(scales) * 12.5 > 9, "and is read"

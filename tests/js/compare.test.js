@@ -3,44 +3,38 @@ import { test } from "node:test";
 
 import { parse, same, usualReason } from "../../accumviz/book/js/answers.js";
 import { difference } from "../../accumviz/book/js/compare.js";
-import { along } from "../../accumviz/book/js/figures.js";
-import { besides, endOf, runsOf } from "../../accumviz/book/js/runs.js";
+import { before, endOf, runsOf } from "../../accumviz/book/js/runs.js";
+import { beside } from "../../accumviz/views/js/ghost.js";
 
 const run = (rows, more = {}) => ({ of: ["w", 0], rows, exact: true, steps: rows.length, end: false, ...more });
 
 test("two runs are equal, equal to rounding, or differ by a share", () => {
-  assert.equal(difference(run([[1]]), run([[1]])).text, "The gradients at the step are equal, bit for bit.");
+  assert.equal(difference(run([[1]]), run([[1]])), "The gradients at the step are equal, bit for bit.");
   const near = difference(run([[1]]), run([[1 + 1e-7]]));
-  assert.match(near.text, /are equal to rounding: they differ by 1e−7 of their size\.$/);
-  const text = "The gradients at the 2 steps differ by at most 0.75 of their size; there, A has 4 times the norm of B.";
-  assert.deepEqual(difference(run([[4], [4]]), run([[4], [1]])), { text, share: 0.75 });
-  assert.match(difference(run([[1.002]]), run([[1]])).text, /differ by 0.002 of their size\.$/);
+  assert.match(near, /are equal to rounding: they differ by 1e−7 of their size\.$/);
+  assert.equal(difference(run([[4], [4]]), run([[4], [1]])),
+    "The gradients at the 2 steps differ by at most 0.75 of their size; there, the norm is 4 times the outline’s.");
+  assert.match(difference(run([[1.002]]), run([[1]])), /differ by 0.002 of their size\.$/);
 });
 
 test("of norms it is said that they are the parameters', and all of them are another number", () => {
-  const { text } = difference(run([[3, 0]], { exact: false }), run([[0, 4]], { exact: false }));
-  assert.match(text, /^The norms of the parameters’ gradients .* by 1.25 of their size; A has 0.75/);
+  const text = difference(run([[3, 0]], { exact: false }), run([[0, 4]], { exact: false }));
+  assert.match(text, /^The norms of the parameters’ gradients .* by 1.25 of their size; the norm is 0.75/);
 });
 
 test("what has no gradient or no finite one is not compared, and equal infinities are equal", () => {
   const told = (a, b) => difference(run(a), run(b));
-  const text = "The gradients at step 2 cannot be compared: B has none.";
-  assert.deepEqual(told([[2], [2]], [[2], [null]]), { text, share: null });
-  assert.equal(told([[null]], [[null]]).share, 0);
-  assert.equal(told([["Infinity"]], [["Infinity"]]).share, 0);
-  assert.match(told([["NaN"]], [[1]]).text, /cannot be compared: one is not finite/);
-  assert.equal(told([], [[1]]).share, null);
-  assert.equal(difference(run([[1]]), run([[1]], { of: ["v", 0] })).share, null);
+  const text = "The gradients at step 2 cannot be compared: the outline has none.";
+  assert.equal(told([[2], [2]], [[2], [null]]), text);
+  for (const same of [[[null]], [["Infinity"]]]) assert.match(told(same, same), /are equal, bit for bit/);
+  assert.match(told([["NaN"]], [[1]]), /cannot be compared: one is not finite/);
+  assert.match(told([], [[1]]), /^No gradient/);
+  assert.match(difference(run([[1]]), run([[1]], { of: ["v", 0] })), /different parameters/);
 });
 
 test("runs of different lengths say so", () => {
-  const { text } = difference(run([[1], [1]]), run([[1]]));
-  assert.match(text, /at the first step are equal, bit for bit\. A takes 2 steps, B 1\.$/);
-});
-
-test("the meter runs from equal over rounding to all of it", () => {
-  assert.deepEqual([0, 1, 10].map(along), [2, 98, 98]);
-  assert.ok(along(1e-5) > along(1e-8));
+  const text = difference(run([[1], [1]]), run([[1]]));
+  assert.match(text, /at the first step are equal, bit for bit\. This run takes 2 steps, the outline 1\.$/);
 });
 
 test("a choice leads to its run, whose parts are put together", () => {
@@ -49,16 +43,26 @@ test("a choice leads to its run, whose parts are put together", () => {
   const runs = runsOf({ controls, grid: [0, 0, 0, 1], runs: shown, parts: [7] }, Uint8Array.from([1, 2, 3]));
   assert.deepEqual(runs.at([1, 1]).whole, { data: { count: 7 }, bytes: Uint8Array.from([2]) });
   assert.equal(runs.at([0, 1]).error, "x");
+  assert.equal(runs.right([0, 0]), null);
+  const several = runsOf({ controls, grid: [0, 1, 1, 1], runs: [{ error: "x" }, { right: 1 }], parts: [] });
+  assert.deepEqual([several.right([0, 0]), several.right([1, 0])], [[0, 1], [1, 0]], "the nearest");
 });
 
-test("two runs side by side have room for the longer one and the larger graph", () => {
-  const kinds = [["backward"], ["step"]];
-  const drawn = (w, h) => ({ graphs: [{ l: 0 }], layouts: [{ w, h }], of: { 0: 0 } });
-  const whole = (k = [0, 1, 0]) =>
-    ({ data: { e: { c: [], k }, code: [], kinds, ...drawn(100 * k.length, 900 / k.length) } });
-  const { data } = besides(whole(), whole([0, 0, 0, 1]));
-  assert.deepEqual([data.length, data.room], [4, { w: 400, h: 300 }]);
-  assert.equal(endOf(whole()), 1);
+test("a run ends with its last step, and is marked where its lines differ from those of the run behind", () => {
+  const whole = (text, c) => ({ data: {
+    e: { c, k: [0, 1, 0] }, kinds: [["backward"], ["step"]],
+    code: [{ name: "a", lines: [[1, "x"], [2, text], [3, "z"]] }],
+  } });
+  assert.equal(endOf(whole("y", [])), 1);
+  const { data } = before(whole("y", [0, 1, 2]), whole("why", [0, 1]));
+  assert.deepEqual(data.differs, { 1: "not in the other run", 2: "runs in one of the two only" });
+});
+
+test("windows of two runs end together, and what comes just before their ends", () => {
+  const [b, s, z] = ["backward", "step", "zero_grad"];
+  assert.deepEqual(beside([b, b, b, s], [b, s]), [0, 0, 0, 1]);
+  assert.deepEqual(beside([b, s, z], [b, b, b, s]), [2, 3, undefined]);
+  assert.deepEqual(beside([z, b, b, s, b], [z, b, s, z, b]), [0, 1, 1, 2, 4]);
 });
 
 test("many ways of writing a number are understood", () => {

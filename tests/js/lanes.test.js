@@ -31,8 +31,8 @@ test("totals stand at all bars, or at those that steps used, with the same digit
   assert.deepEqual(told(-0.3, 60), ["−0.3", "−0.6", "−0.9", "−1.2", "−1.2", ""]);
   assert.deepEqual(told(-1.25, 22), ["", "", "", "", "−5", ""], "two digits have no room in these columns");
   assert.deepEqual(told(-1.25, 20), ["", "", "", "", "−5", ""], "beside a step nothing else is told");
-  assert.deepEqual(told(-1.25, 9), [], "nor is a number that would reach the next one");
-  assert.deepEqual(told(1.234e-7, 20), [], "none, rather than some");
+  assert.deepEqual(told(-1.25, 9), ["", "", "", "−5", "", ""], "or the largest alone");
+  assert.deepEqual(told(1.234e-7, 20), ["", "", "", "4.936e−7", "", ""], "with all of its digits");
 });
 
 test("of steps that follow each other the last one has the total", () => {

@@ -104,10 +104,10 @@ test("a link leads back to its moment, and one to another view does not", () => 
   }
 });
 
-test("a link to an explorer names the choices of both sides, kept within what there is", () => {
-  const link = `#${choicesLink("avx", "b", [0, 1], [1, 1])}`;
-  assert.deepEqual(choicesIn(link, [2, 2]), { a: [0, 1], b: [1, 1], side: "b" });
-  assert.deepEqual(choicesIn("#avx&a=9.-1", [2, 2]), { a: [1, 0], b: null, side: "a" });
+test("a link to an explorer names its run and the one behind, kept within what there is", () => {
+  const link = `#${choicesLink("avx", [0, 1], [1, 1])}`;
+  assert.deepEqual(choicesIn(link, [2, 2]), { a: [0, 1], b: [1, 1] });
+  assert.deepEqual(choicesIn("#avx&a=9.-1", [2, 2]), { a: [1, 0], b: null });
   assert.equal(choicesIn("#avx&a=1", [2, 2]), null);
 });
 

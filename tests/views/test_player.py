@@ -289,17 +289,15 @@ def test_before_the_first_event_the_first_backwards_graph_is_the_one_that_is_the
     assert said[1] == "This graph was built before the recording began."
 
 
-@pytest.mark.parametrize(("added", "lane"), [([-1.0] * 3, 84), ([1.0, -2.0, 1.5], 160), ([50.0, -1.0], 84)])
-def test_a_lane_is_taller_where_signs_alternate_and_has_the_bars_that_a_figure_has(
-    added: list[float], lane: int
-) -> None:
+@pytest.mark.parametrize("added", [[-1.0] * 3, [1.0, -2.0, 1.5], [50.0, -1.0]])
+def test_a_lane_has_the_bars_that_a_figure_has(added: list[float]) -> None:
     grads = np.cumsum(added)
     rows = [
         {"kind": "backward", "contribution": {"w": one}, "grad": {"w": grad}}
         for one, grad in zip(added, grads, strict=True)
     ]
     told = play(Ledger.build([W], rows)).content[0]
-    assert told["lane"] == lane
+    assert told["lane"] == 160
     assert told["lanes"]["n"] == [[*range(1, len(rows) + 1)]]
     assert [told["lanes"][name][0][0] for name in ("age", "by", "look")] == [0, math.copysign(1, added[0]), "0"]
     assert play(large(200, 4)).content[0]["lane"] == 0, "a heat map"

@@ -36,7 +36,7 @@ export function recording(model, controls, recorded, draw) {
     others.set(keyOf(choice), data.data ? { ...data, data: undefined, whole: { data: data.data, bytes } } : data);
     draw();
   });
-  return { at, other };
+  return { ...recorded, at, other };
 }
 
 /**

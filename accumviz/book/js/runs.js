@@ -1,9 +1,9 @@
-/** The runs of an explorer that were recorded beforehand, and how two of them are shown beside each other. */
+/** The runs of an explorer that were recorded beforehand, and how one is shown before another. */
 
-/** @import { Choice, Whole } from "../../views/js/types.d.ts" */
+/** @import { Choice, Data, Whole } from "../../views/js/types.d.ts" */
 /** @import { ExplorerData, Run, Runs } from "./types.d.ts" */
 
-import { differing } from "./align.js";
+import { textOf } from "../../views/js/code.js";
 
 /** @param {ExplorerData} data @param {Uint8Array} [bytes] @returns {Runs} */
 export function runsOf({ controls, grid, runs, parts }, bytes) {
@@ -20,43 +20,59 @@ export function runsOf({ controls, grid, runs, parts }, bytes) {
     controls.forEach(({ labels }, i) => { index = index * labels.length + Number(choice[i]); });
     return put(runs[grid[index]]);
   }
-  return { at };
-}
-
-/**
- * A run with what tells it from the one beside it, and the room that the two need.
- * @param {Whole} run @param {Whole} other @returns {Whole}
- */
-export function besides({ data, bytes }, { data: other }) {
-  const sizes = [data, other].flatMap(({ graphs, layouts, of }) => Object.values(of).map((i) => layouts[graphs[i].l]));
-  const largest = (/** @type {"w" | "h"} */ side) => Math.max(0, ...sizes.map((one) => one[side]));
-  const room = { w: largest("w"), h: largest("h") };
-  const length = Math.max(data.e.k.length, other.e.k.length);
-  return { data: { ...data, differs: differing(data, other), room, length }, bytes };
-}
-
-/** A run has the same colour in its own picture and beside others. */
-const COLORS = ["var(--av-accent)", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"];
-const colorOf = (/** @type {number} */ hue) => COLORS[hue % COLORS.length];
-
-/**
- * A run with the ways of the weights of all that are compared, among which it has a place.
- * @param {Whole} run @param {number} hue @param {[string, Whole | undefined][]} all @returns {Whole}
- */
-export function withWays({ data, bytes }, hue, all) {
-  const beside = all.flatMap(([name, whole], i) => {
-    const p = whole?.data.weights?.p;
-    return p && i !== hue ? [{ name: `${name} after as many steps`, color: colorOf(i), p }] : [];
+  /** The choices of a place in the grid, the last of which changes first. @param {number} place @returns {Choice} */
+  const choicesAt = (place) => controls.map((_, i) => {
+    const later = controls.slice(i + 1).reduce((times, { labels }) => times * labels.length, 1);
+    return Math.floor(place / later) % controls[i].labels.length;
   });
-  const mine = { name: all[hue][0], color: colorOf(hue), beside };
-  return { data: data.weights ? { ...data, weights: { ...data.weights, ...mine } } : data, bytes };
+  /** The nearest right run: the one that is fewest choices away. @param {Choice} from */
+  function right(from) {
+    const all = grid.flatMap((run, place) => (runs[run].right ? [choicesAt(place)] : []));
+    const far = (/** @type {Choice} */ one) => one.filter((place, i) => place !== from[i]).length;
+    return all.sort((one, other) => far(one) - far(other))[0] ?? null;
+  }
+  return { at, right };
 }
 
-/** What the events of a run are. @param {Whole} run */
-export const kindsOf = ({ data }) => data.e.k.map((kind) => data.kinds[kind][0]);
+/**
+ * Each line of code and how often it stood above, and whether anything happened on it.
+ * @param {Data} data @returns {[string, boolean][]}
+ */
+function linesOf({ code, e }) {
+  const ran = new Set(e.c);
+  /** @type {Map<string, number>} */
+  const above = new Map();
+  return code.flatMap(({ lines }) => lines).map(([, ...pieces], i) => {
+    const text = textOf(pieces).trim();
+    above.set(text, (above.get(text) ?? 0) + 1);
+    return [text && `${text} ${above.get(text)}`, ran.has(i)];
+  });
+}
+
+/**
+ * How lines differ from those of another run, by their places.
+ * @param {Data} data @param {Data} other @returns {Record<number, string>}
+ */
+export function differing(data, other) {
+  const there = new Map(linesOf(other));
+  const how = linesOf(data).map(([line, ran]) => {
+    if (line && !there.has(line)) return "not in the other run";
+    return !line || there.get(line) === ran ? "" : "runs in one of the two only";
+  });
+  return Object.fromEntries(Object.entries(how).filter(([, told]) => told));
+}
+
+/** A run as it is shown before another one. @param {Whole} run @param {Whole} [ghost] @returns {Whole} */
+export function before(run, ghost) {
+  if (!ghost) return run;
+  const [{ data, bytes }, { p }] = [run, ghost.data.weights ?? {}];
+  const beside = p ? [{ name: "the outline, after as many steps", color: "var(--av-right)", p }] : [];
+  const weights = data.weights && { ...data.weights, beside };
+  return { data: { ...data, ghost, weights, differs: differing(data, ghost.data) }, bytes };
+}
 
 /** The event with which a run has done what it is for: its last step. @param {Whole} run */
-export function endOf(run) {
-  const kinds = kindsOf(run);
+export function endOf({ data }) {
+  const kinds = data.e.k.map((kind) => data.kinds[kind][0]);
   return Math.max(kinds.lastIndexOf("step"), 0) || kinds.length - 1;
 }

@@ -21,11 +21,17 @@ export interface Run {
   waits?: string;
   figures?: [string, string][];
   grad?: Gradients;
+  /** Whether `check` calls it healthy. */
+  right?: number;
 }
 
-/** The runs of an explorer; `other` makes the field for a value that was not recorded, where a kernel can record it. */
+/**
+ * The runs of an explorer, and the right one that is nearest to a choice; `other` makes the field for a value that was
+ * not recorded, where a kernel can record it.
+ */
 export interface Runs {
   at(choice: Choice): Run;
+  right(choice: Choice): Choice | null;
   other?(name: string, choose: (value: string) => void): HTMLElement;
 }
 
@@ -45,7 +51,7 @@ export interface ExplorerData {
   against: Choice | null;
 }
 
-/** An explorer's run, and the run beside it. */
+/** An explorer's run, and the run behind it. */
 export interface Shown {
   a: Choice;
   b: Choice | null;

@@ -31,7 +31,7 @@ export function linkTo(id, at) {
 }
 
 /**
- * The choices of both sides that an address names, and which side its moment is of; null when they do not fit.
+ * The run that an address names, and the one behind it; null when they do not fit.
  * @param {string} hash @param {number[]} sizes how many values each control offers
  */
 export function choicesIn(hash, sizes) {
@@ -41,12 +41,10 @@ export function choicesIn(hash, sizes) {
   );
   const [a, b] = [choice("a"), choice("b")];
   if (a?.length !== sizes.length || (b && b.length !== sizes.length)) return null;
-  /** @type {"a" | "b"} */
-  const side = told.get("side") === "b" && b ? "b" : "a";
-  return { a, b: b ?? null, side };
+  return { a, b: b ?? null };
 }
 
-/** @param {string} id @param {string} side @param {Choice} a @param {Choice | null} b */
-export function choicesLink(id, side, a, b) {
-  return `${id}&side=${side}&a=${a.join(".")}${b ? `&b=${b.join(".")}` : ""}`;
+/** @param {string} id @param {Choice} a @param {Choice | null} b */
+export function choicesLink(id, a, b) {
+  return `${id}&a=${a.join(".")}${b ? `&b=${b.join(".")}` : ""}`;
 }

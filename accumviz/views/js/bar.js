@@ -24,12 +24,13 @@ import { contributionText, gradText } from "./words.js";
 const SEEN = 4;
 
 /** @param {App} app @param {number} tall @param {(row: Row) => void} choose */
-export function barOf({ ledger }, tall, choose) {
+export function barOf({ ledger, ghost }, tall, choose) {
   const name = h("span.av-of");
   const zero = h("i.av-zero");
   const end = h("i.av-end");
   const total = h("span.av-total");
-  const bar = h("span.av-bar", { "aria-hidden": "true" }, zero, end);
+  const behind = h("i.av-ghost");
+  const bar = h("span.av-bar", { "aria-hidden": "true" }, zero, end, behind);
   /** @type {Row} */
   let shown;
   let was = "";
@@ -104,6 +105,9 @@ export function barOf({ ledger }, tall, choose) {
     end.style.left = x(reach);
     bar.dataset.told = remark(filling, reach);
     bar.style.setProperty("--av-x", x(reach));
+    const other = ghost?.(e, row) ?? null;
+    behind.hidden = other === null;
+    behind.style.cssText = pieceOn(row.r, 0, other ?? 0).style;
     fillPieces(broken || absent ? [] : joined(ledger, parts, filling.width / span(row)), filling);
     put(el, { "aria-selected": chosen, "aria-expanded": row.in ? open : "undefined" });
   }

@@ -14,27 +14,6 @@ import { button, h, icon, named, put, range, slide, tell } from "./dom.js";
  * @property {(e: number) => void} scrub
  */
 
-/**
- * The buttons and the link around a scrubber, and how to show that it plays.
- * @param {string} what  moves by one
- * @param {HTMLElement} slider @param {HTMLElement} count
- * @param {{move: (by: number) => void, toggle: () => void}} how
- */
-export function transport(what, slider, count, { move, toggle }) {
-  const play = button("play", "play", toggle);
-  const link = h("a.av-b", named("link to this moment"), icon("link"));
-  link.hidden = location.protocol === "about:"; // nothing can link into a frame without an address
-  const back = button("back", `previous ${what}`, () => move(-1));
-  const next = button("next", `next ${what}`, () => move(1));
-  /** @param {boolean} on */
-  function showPlaying(on) {
-    const face = on ? "pause" : "play";
-    play.replaceChildren(icon(face));
-    put(play, named(face));
-  }
-  return { bar: h("div.av-top", {}, back, play, next, slider, count, link), play, link, showPlaying };
-}
-
 /** @param {Controlled} app */
 export function controls({ ledger, first, move, toggle, scrub }) {
   const slider = range("event", () => scrub(Number(slider.value) + first), "av-scrub");
@@ -50,11 +29,18 @@ export function controls({ ledger, first, move, toggle, scrub }) {
   }
   put(more, { "aria-expanded": false });
   const say = h("div.av-saying", {}, line, more);
-  const { bar, play, link, ...about } = transport("event", slider, count, { move, toggle });
+  const play = button("play", "play", toggle);
+  const link = h("a.av-b", named("link to this moment"), icon("link"));
+  link.hidden = location.protocol === "about:"; // nothing can link into a frame without an address
+  const back = button("back", "previous event", () => move(-1));
+  const next = button("next", "next event", () => move(1));
+  const bar = h("div.av-top", {}, back, play, next, slider, count, link);
 
   /** @param {boolean} on */
   function showPlaying(on) {
-    about.showPlaying(on);
+    const face = on ? "pause" : "play";
+    play.replaceChildren(icon(face));
+    put(play, named(face));
     line.setAttribute("aria-live", on ? "off" : "polite");
   }
   /** @param {At} state @param {string} told @param {string} address */

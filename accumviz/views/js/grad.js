@@ -56,10 +56,7 @@ export function gradPane(app) {
   const note = h("p.av-note");
   const tree = { tabindex: 0, role: "tree", "aria-label": "Parameters and their .grad", scroll: redraw };
   const box = h("div.av-win", tree, list);
-  const [bars, unseen, ask] = ledger.data.bars;
-  const hatched = h("span", {}, unseen);
-  const marks = h("p.av-marks", {}, bars, hatched);
-  const made = pane("grad", ".grad", box, marks, note);
+  const made = pane("grad", ".grad", box, note);
   const search = h("input.av-search", {
     type: "search", min: 0, value: "", "aria-label": "search parameters by name", ...KEYS_ARE_MINE,
     placeholder: `search ${parameters.length} names`, input() { arrange(); redraw(); },
@@ -108,7 +105,7 @@ export function gradPane(app) {
 
   /** @param {At} state @param {(row: Row) => number} when */
   function explain({ p }, when) {
-    if (p < 0 && parameters.length > 1) return ask + (ledger.ownScales ? OWN_SCALES : "");
+    if (p < 0 && parameters.length > 1) return ledger.ownScales ? OWN_SCALES : "";
     return equation(ledger, when(ledger.rows[Math.max(p, 0)]), ledger.rows[Math.max(p, 0)]);
   }
   /** A parameter selected elsewhere is unfolded and brought into view. @param {number} p */
@@ -147,7 +144,6 @@ export function gradPane(app) {
     }
     box.setAttribute("aria-activedescendant", cursor < 0 ? "" : `${uid}-${cursor}`);
     tell(note, explain(state, when));
-    hatched.hidden = !list.querySelector(".av-row:not([hidden]) .av-unseen:not([hidden])");
   }
   lineAt(0);
   arrange();

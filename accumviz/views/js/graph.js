@@ -51,15 +51,15 @@ function middle(curve, tip) {
 export function graphPane(app) {
   const { ledger, data, go, at } = app;
   // As tall as the tallest graph asks, within reason, whichever is shown.
-  const tall = clamp(0.89 * Math.max(data.room?.h ?? 0, ...data.layouts.map(({ h: height }) => height)), 224, 660);
+  const tall = clamp(0.89 * Math.max(0, ...data.layouts.map(({ h: height }) => height)), 224, 400);
   const about = scrolls("Graph; up and down select a node");
   const box = h("div.av-win", { ...about, style: `--av-tall: ${tall}px` });
   const note = h("p.av-note");
   const told = h("span.av-told");
   const steps = range("node by node", () => go({ n: Number(steps.value) - total() }));
   const sub = h("label.av-sub", {}, steps, told);
-  const made = pane("graph", "Graph", box, h("div.av-below", {}, sub, note), h("p.av-marks", {}, data.marks));
-  const view = zooming(box, data.room && { ...data.room, tall });
+  const made = pane("graph", "Graph", box, h("div.av-below", {}, sub, note));
+  const view = zooming(box);
   const total = () => shown?.graph.order.length ?? 0;
   const faces = TOOLS.map(([face, label, by]) => button("zoom", label, () => view.zoom(by), face));
   const turn = button("zoom", "fold or unfold modules", () => {

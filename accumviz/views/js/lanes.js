@@ -2,6 +2,7 @@
 
 /** @import { Geometry } from "./geometry.js" */
 /** @import { Ledger, Row } from "./ledger.js" */
+/** @import { App } from "./player.js" */
 /** @import { Inks, Pen } from "./pen.js" */
 /** @import { Part } from "./types.d.ts" */
 
@@ -13,19 +14,18 @@ import { drawn } from "./parts.js";
 const LETTER = 8;
 
 /**
- * The totals that stand at the bars of a lane: all of them, or else those that steps used, or none.
+ * The totals that stand at the bars of a lane: all of them, or else those that steps used, or else the largest. Equal
+ * numbers have equal digits, whatever room there is.
  * @param {Ledger} ledger @param {Row} row @param {number} column
  */
-export function totals({ kinds }, row, column) {
+export function totals({ kinds, data }, row, column) {
   const all = kinds.map((_, e) => row.grad(e));
-  const used = all.map((grad, e) => (kinds[e] === "step" && kinds[e + 1] !== "step" ? grad : null));
-  for (const [grads, room] of /** @type {[(number | null)[], number][]} */ ([[all, column], [used, 2 * column]])) {
-    for (const digits of [4, 3, 2]) {
-      const texts = grads.map((grad) => (grad === null ? "" : number(grad, digits)));
-      if (texts.every((text) => text.length * LETTER < room - 4)) return texts;
-    }
-  }
-  return [];
+  const sizes = all.map((grad) => Math.abs(Number(grad)));
+  const largest = sizes.indexOf(Math.max(...sizes));
+  const texts = all.map((grad) => (grad === null ? "" : number(grad, data.digits)));
+  const used = texts.map((text, e) => (kinds[e] === "step" && kinds[e + 1] !== "step" ? text : ""));
+  const worst = texts.map((text, e) => (e === largest ? text : ""));
+  return [texts, used].find((some, i) => some.every(({ length }) => length * LETTER < (1 + i) * column - 4)) ?? worst;
 }
 
 /** From this width on, a column has room for a word. */
@@ -34,8 +34,8 @@ export const WORDY = 36;
 /** @param {number} column */
 const nothing = (column) => (column >= WORDY ? "None" : "∅");
 
-/** @param {Pen} pen @param {Inks} inks @param {Ledger} ledger @param {Geometry} place */
-export function drawLanes(pen, inks, ledger, place) {
+/** @param {Pen} pen @param {Inks} inks @param {Ledger} ledger @param {Geometry} place @param {App["ghost"]} [ghost] */
+export function drawLanes(pen, inks, ledger, place, ghost) {
   const { left, column, top, lane } = place;
   const wide = barWidth(column);
   ledger.parameters.forEach((row, p) => {
@@ -52,6 +52,8 @@ export function drawLanes(pen, inks, ledger, place) {
       const { parts, end, absent, broken } = drawn(e, row);
       const odd = absent || broken;
       const bar = { start, wide, column, zero, scale, ends, grad: absent ? null : end, odd, told: told[e], edge };
+      const other = ghost?.(e, row) ?? null;
+      if (other !== null) outline(pen, inks, bar, other);
       drawBar(pen, inks, ledger, parts, bar);
     }
   });
@@ -91,6 +93,15 @@ function drawBar(pen, inks, ledger, parts, bar) {
   // Whatever stands there, lines or bars: a number is read.
   pen.context.clearRect(x - room / 2, y - 6, room, 12);
   pen.write(text, x, y, { align: "center", ...how });
+}
+
+/** The bar of the run behind, a little wider than ours. @param {Pen} pen @param {Inks} inks @param {Bar} bar */
+function outline({ context }, inks, { start, wide, zero, scale, ends }, /** @type {number} */ other) {
+  const end = clamp(zero - other * scale, ends[0], ends[1]);
+  Object.assign(context, { strokeStyle: inks.text, lineWidth: 1.4 });
+  context.setLineDash([4, 3]);
+  context.strokeRect(start - 4, zero, wide + 8, end - zero);
+  context.setLineDash([]);
 }
 
 /** The size of a notch in a bar that is torn off. */

@@ -1,4 +1,4 @@
-/** What moves by itself between two moments: a contribution into `.grad`, and what a zero throws away. */
+/** What moves by itself between two moments: a contribution into `.grad`. */
 
 /** @import { App } from "./player.js" */
 /** @import { gradPane } from "./grad.js" */
@@ -23,11 +23,6 @@ function arrived({ graph }, was, now) {
   return [...here.done].filter((i) => here.nodes[i].leaf !== undefined && !before.has(i)).slice(0, MOST);
 }
 
-/** What is there only while it moves. @param {Element} el @param {Keyframe[]} way @param {KeyframeEffectOptions} how */
-function pass(el, way, how) {
-  el.animate(way, how).onfinish = () => el.remove();
-}
-
 /** @param {App} app @param {ReturnType<typeof gradPane> | null} grad */
 export function motions(app, grad) {
   const { ledger, graph } = app;
@@ -40,7 +35,7 @@ export function motions(app, grad) {
     const line = grad?.lines().find(({ row }) => row().n === leaf);
     const from = graph?.boxOf(i);
     const frame = line?.el.closest(".av-frame");
-    if (!line || !from || !frame) return;
+    if (!line?.bar.clientWidth || !from || !frame) return;
     const { bar, row } = line;
     const [home, to] = [frame.getBoundingClientRect(), bar.getBoundingClientRect()];
     const [color, ink] = ledger.color(e);
@@ -51,26 +46,13 @@ export function motions(app, grad) {
       `translate(${box.x + box.width / 2 - home.x}px, ${box.y + box.height / 2 - home.y}px) translate(-50%, -50%)`;
     const easing = "ease-in-out";
     const flight = [{ transform: at(from) }, { transform: at(to), offset: 0.9 }, { transform: at(to), opacity: 0 }];
-    pass(mark, flight, { duration: FLIGHT, easing });
-    const landing = { duration: 200, delay: FLIGHT * 0.8, fill: /** @type {FillMode} */ ("backwards") };
-    for (const part of bar.querySelectorAll(".av-new")) part.animate([{ opacity: 0 }, { opacity: 1 }], landing);
-  }
-  /** What a zero throws away falls, instead of being gone. */
-  function drop() {
-    for (const { bar } of grad?.lines() ?? []) {
-      const parts = [...bar.querySelectorAll(".av-part:not([hidden])")].map((part) => part.cloneNode(true));
-      const fall = h("span.av-falling", {}, ...parts);
-      bar.append(fall);
-      const to = { transform: "translateY(1.4rem)", opacity: 0 };
-      pass(fall, [{ opacity: 1 }, to], { duration: 450, easing: "ease-in" });
-    }
+    mark.animate(flight, { duration: FLIGHT, easing }).onfinish = () => mark.remove();
   }
   /** Called before a moment is drawn; what it returns, after. @param {At} state */
   return (state) => {
     const before = was;
     was = state;
     if (!before || isStill()) return () => {};
-    if (state.e === before.e + 1 && ledger.kinds[state.e] === "zero_grad") drop();
     const flying = arrived(app, before, state);
     return () => flying.forEach((i) => fly(i, state));
   };

@@ -6,6 +6,7 @@ import { linkTo, momentIn } from "./address.js";
 import { codePane } from "./code.js";
 import { controls } from "./controls.js";
 import { arrive, group, h } from "./dom.js";
+import { ghostOf } from "./ghost.js";
 import { gradPane } from "./grad.js";
 import { graphPane } from "./graph.js";
 import { keys } from "./keys.js";
@@ -14,6 +15,7 @@ import { lighting } from "./light.js";
 import { progress, selection } from "./moment.js";
 import { clamp } from "./numbers.js";
 import { read } from "./packed.js";
+import { choosing } from "./panes.js";
 import { isBright } from "./pen.js";
 import { playing } from "./playing.js";
 import { reportPane } from "./report.js";
@@ -22,9 +24,6 @@ import { sharesPane } from "./shares.js";
 import { timePane } from "./timeline.js";
 import { weightsPane } from "./weights.js";
 import { sentence } from "./words.js";
-
-/** A timeline of up to so many events needs no more than a column. */
-const BRIEF = 16;
 
 /**
  * @typedef {object} App  what the panes of one player share
@@ -36,6 +35,7 @@ const BRIEF = 16;
  * @property {number} first  -1 where there is a moment before the first event
  * @property {ReturnType<typeof graphPane> | null} graph
  * @property {(events: number[]) => void} [light]  these events in all panes
+ * @property {ReturnType<typeof ghostOf>} [ghost]  the run behind
  */
 
 /**
@@ -45,12 +45,6 @@ const BRIEF = 16;
  * @property {(at: At) => void} draw
  * @property {() => void} [fit]  into the room that the other panes have left
  * @property {(events: Set<number>) => void} [light]  shows which events are pointed at
- */
-
-/**
- * @typedef {object} Leader  what moves two players together, instead of each by itself
- * @property {(steps: number) => void} move
- * @property {HTMLElement} play
  */
 
 /**
@@ -79,8 +73,10 @@ function panesOf(app) {
   const shares = data.shares ? sharesPane(app, data.shares) : null;
   const weights = data.weights ? weightsPane(app, data.weights) : null;
   const move = motions(app, grad);
+  // What comes first is what a reader meets: the code, and the one picture that it is about.
+  const all = app.graph ? [code, app.graph, grad, weights, shares, time] : [code, time, grad, weights, shares];
   /** @type {Pane[]} */
-  const panes = [code, app.graph, grad, weights, shares, time].flatMap((pane) => pane ?? []);
+  const panes = all.flatMap((pane) => pane ?? []);
   return { time, move, panes };
 }
 
@@ -143,6 +139,7 @@ export async function render({ model, el }) {
   const { at, go } = stateOf(model, length, first);
   /** @type {App} */
   const app = { ledger, data, uid, at, go, first, graph: null };
+  if (data.ghost) app.ghost = ghostOf(ledger, new Ledger(data.ghost.data, data.ghost.bytes));
   const { panes, time, move: motion } = panesOf(app);
   app.light = lighting(panes);
   const { graph } = app;
@@ -157,19 +154,16 @@ export async function render({ model, el }) {
     tape.pause();
     go(change);
   };
-  /** @type {Leader | null} */
-  const leader = model.get("leader");
-  const move = leader?.move ?? ((/** @type {number} */ steps) => by({ e: at().e + steps }));
+  const move = (/** @type {number} */ steps) => by({ e: at().e + steps });
   const top = controls({ ledger, first, move, toggle: tape.toggle, scrub: (e) => by({ e }) });
-  const holds = panes.map(({ name }) => `.av-with-${name}`).join("") + (length > BRIEF ? "" : ".av-brief");
-  const body = h(`div.av-body${holds}`, {}, ...panes.map((pane) => pane.el));
-  const hint = h("p.av-note.av-hint", {}, "Keys: ← → events, Shift ← → nodes, Home, End, Space plays.");
+  const seen = choosing(model.get("also") ?? [], panes, model.get("panes") ?? {}, refit);
+  top.bar.append(seen.more);
   const opening = openingOf(data, (e) => {
     by({ e });
     top.bar.scrollIntoView({ block: "nearest" });
   });
-  const frame = h("div.av-frame", group("Player"), ...opening, top.bar, top.say, body, hint);
-  top.bar.hidden = hint.hidden = Boolean(leader) || length < (graph ? 1 : 2);
+  const frame = h("div.av-frame", group("Player"), ...opening, top.bar, top.say, seen.tabs, seen.body);
+  top.bar.hidden = length < (graph ? 1 : 2) && seen.more.hidden;
   keys(frame, length, {
     move,
     moment: () => graph?.moment(at()),
@@ -177,7 +171,7 @@ export async function render({ model, el }) {
       tape.pause();
       if (n !== null) go({ n });
     },
-    play: leader?.play ?? top.play,
+    play: top.play,
   });
 
   let due = 0;
@@ -206,14 +200,15 @@ export async function render({ model, el }) {
     time?.paint();
     draw();
   }
+  function refit() {
+    repaint();
+    for (const { fit } of panes) fit?.(); // into the height that the others have left
+  }
   el.append(frame);
   model.on("change:at", () => { due ||= requestAnimationFrame(draw); });
   const ended = new AbortController();
   addEventListener("hashchange", follow, { signal: ended.signal });
-  const unwatch = watchLooks(frame, () => {
-    repaint();
-    for (const { fit } of panes) fit?.(); // into the height that the others have left
-  }, repaint);
+  const unwatch = watchLooks(frame, refit, repaint);
   draw();
   follow();
   return () => {

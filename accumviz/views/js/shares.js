@@ -16,9 +16,12 @@ export const barAt = (rows, e) =>
   rows.find((row) => row.e === e || (row.e > e && row.s.some(([born]) => born === e)))
   ?? rows.find((row) => row.e > e) ?? /** @type {ShareRow} */ (rows.at(-1));
 
+/** Which bar of its objective a bar is. @param {ShareRow[]} rows @param {ShareRow} row */
+const placeOf = (rows, row) => row.o + rows.filter(({ o }) => o === row.o).indexOf(row);
+
 /** @param {App} app @param {SharesData} shares */
 export function sharesPane(app, { r, rows, keys, note }) {
-  const { ledger, go, at, uid } = app;
+  const { ledger, data, go, at, uid } = app;
   const x = (/** @type {number} */ value) => `${100 * along(r, value)}%`;
   const several = rows.some(({ o }) => o !== rows[0].o);
   const ones = [1, -1].filter((value) => value >= r[0]);
@@ -37,14 +40,18 @@ export function sharesPane(app, { r, rows, keys, note }) {
     Object.assign(piece, { hidden, className: piece.className + torn });
     return piece;
   }
+  const behind = data.ghost?.data.shares?.rows ?? [];
+  const outlines = new Map(behind.map((row) => [placeOf(behind, row), row.s]));
   const lines = rows.map((row, i) => {
     const pieces = row.s.map((segment) => pieceOf(row, segment));
+    const ghost = (outlines.get(placeOf(rows, row)) ?? []).map(([, start, length]) =>
+      h("i.av-ghost", { style: pieceOn(r, start, length).style }));
     // What is seen are bits of the sentence that is heard.
     const seen = { "aria-hidden": "true" };
     const step = rows[i - 1]?.e === row.e ? "\u2003" : ledger.index(row.e);
     const whose = `${step} ${several ? shorten(row.o, innerWidth / 22) : ""}`;
     const name = h("span.av-of", { title: row.w, click: () => go({ e: row.e }), ...seen }, whose);
-    const bar = h("span.av-bar", seen, ...pieces, ...marks());
+    const bar = h("span.av-bar", seen, ...pieces, ...ghost, ...marks());
     const total = h("span.av-total", seen, row.t);
     const heard = h("span.av-heard", {}, row.w);
     const el = h("div.av-share", { id: `${uid}-s${i}`, role: "option" }, heard, name, bar, total);

@@ -25,16 +25,9 @@ function namesOf(ledger) {
   });
 }
 
-/** What the legend explains in words. @param {Data} data @param {Geometry} place */
-export function remarks({ keys, heat, none, note }, { ruled, bars, column }) {
-  const unruled = !ruled && keys.some(([, name]) => name.startsWith("rule"));
-  return [
-    unruled ? "Lines closer than 3 px are left out." : "",
-    bars && column < WORDY ? none : "",
-    bars ? "" : heat?.told,
-    note,
-  ].join(" ");
-}
+/** What the legend says in words. @param {Data} data @param {Geometry} place */
+const remarks = ({ heat, none, note, bars: scaled }, { bars, column }) =>
+  [bars && column < WORDY ? none : "", bars ? scaled : heat?.told, note].join(" ");
 
 /** A line of code may have run thousands of times. */
 const MOST_LIT = 60;
@@ -59,14 +52,14 @@ export function timePane(app) {
   function paint() {
     if (!plot.clientWidth) return;
     const letters = Math.max(0, ...names.map((name) => name.letters));
-    place = geometry(plot.clientWidth, data.length || length, count, letters, saved, data);
+    place = geometry(plot.clientWidth, length, count, letters, saved, data);
     const inks = inksOf(plot, head);
     const pen = penOn(canvas, place.width, place.height, inks);
     if (!place.bars) drawHeat(pen, inks, ledger, place);
     drawNames(pen, inks, place, names);
     if (place.ruled) drawRules(pen, inks, ledger, place);
     if (saved) drawSaved(pen, inks, ledger, place);
-    if (place.bars) drawLanes(pen, inks, ledger, place);
+    if (place.bars) drawLanes(pen, inks, ledger, place, app.ghost);
     explain(place);
     draw(at());
     light(last);
@@ -77,7 +70,7 @@ export function timePane(app) {
     const always = /^(new|bytes|unseen)/;
     const keys = data.keys.filter(([, name]) => (name.startsWith("rule") ? ruled : bars || always.test(name)));
     const scales = bars && ledger.ownScales ? OWN_SCALES : "";
-    legend.replaceChildren(...keys.map(swatch), `${scales} ${remarks(data, place)}`);
+    legend.replaceChildren(...keys.map(swatch), `${scales} ${remarks(data, place)}`.trim());
   }
   /** Put the marks where the player stands. @param {At} state */
   function draw({ e, p }) {

@@ -181,15 +181,15 @@ export interface Data {
   of: Record<string, number>;
   /** Why a backward has no graph; empty where none has. */
   missing: string;
-  marks: string;
-  /** What is said before the first event, of its graph; what bars and hatched ones mean; more. */
+  /** What is said before the first event, of its graph; what bars are divided by. */
   before: [string, string];
-  bars: [string, string, string];
+  bars: string;
   /** Lines of code, by their place, in which the run beside it differs, and how. */
   differs?: Record<number, string>;
-  /** Of two runs side by side: the size of the largest graph, most saved bytes and events; events of all to come. */
-  room?: { w: number, h: number };
-  most?: number; length?: number; sizes?: number[];
+  /** The run behind, drawn as an outline. */
+  ghost?: Whole;
+  /** Of all runs that may come to stand here: most saved bytes, how many events they have. */
+  most?: number; sizes?: number[];
   /** How tall a lane of bars is (0: there are none), and its bars. */
   lane: number; lanes: Lanes | { n?: undefined };
   /** Where what no recorded backward put there comes from. */

@@ -1,0 +1,79 @@
+"""What players and explorers of the book show as a page opens: the mistake at a glance, on one screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.browser.frames import drawn
+from tests.book import weight
+
+Open = Callable[..., Any]
+Address = Callable[[str, str], str]
+MUSEUM = "chapters/12_museum.html"
+HEIGHTS = """() => [...document.querySelectorAll(".av-xframe, .av-frame")]
+    .filter(one => one.checkVisibility() && !one.parentElement.closest(".av-xframe"))
+    .map(one => Math.round(one.getBoundingClientRect().height))"""
+
+
+def picture(page: Any, explorer: Any) -> Any:
+    drawn(page)
+    shot = explorer.locator(".av-in-time .av-plot").screenshot()
+    return np.asarray(Image.open(BytesIO(shot)).convert("RGB"), float)
+
+
+def test_each_exhibit_shows_its_mistake_at_a_glance(watch: Open, address: Address) -> None:
+    """Each run was drawn to its own scale: switching to the mistake changed 0.13 % of the pixels, the digits alone."""
+    page = watch().page
+    page.goto(address(MUSEUM, "file") + "?show")
+    page.wait_for_function(weight.READY)
+    exhibits = page.locator("[data-accumviz-explorer]").all()
+    assert len(exhibits) > 10
+    alike = []
+    for explorer in exhibits:
+        switch = explorer.get_by_role("switch", name="mended")
+        if not switch.count():
+            continue
+        wrong = picture(page, explorer)
+        assert explorer.locator(".av-key", has_text="right: mended yes").is_visible()
+        switch.click()
+        right = picture(page, explorer)
+        same = wrong.shape == right.shape
+        share = (np.abs(wrong - right) > 12).any(axis=2).mean() if same else 1.0
+        if share < 0.02:
+            alike.append((explorer.locator("code").first.inner_text(), share))
+    assert alike == []
+
+
+@pytest.mark.parametrize(("width", "most"), [(1280, 720), (375, 812)])
+def test_control_and_effect_are_on_one_screen(
+    page_name: str, width: int, most: int, watch: Open, address: Address
+) -> None:
+    """Explorers were 923 to 2,126 px high, on a phone up to 5,015."""
+    page = watch(width=width).page
+    page.goto(address(page_name, "file") + "?show")
+    page.wait_for_function(weight.READY)
+    drawn(page)
+    assert [height for height in page.evaluate(HEIGHTS) if height > most] == []
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+def test_a_transport_stays_in_sight_while_more_panes_are_read(width: int, watch: Open, address: Address) -> None:
+    page = watch(width=width).page
+    page.goto(address(MUSEUM, "file") + "?show")
+    page.wait_for_function(weight.READY)
+    explorer = page.locator("[data-accumviz-explorer]").first
+    explorer.evaluate("el => el.querySelector('.av-b-panes').click()")
+    drawn(page)
+    frame, bar = explorer.locator(".av-frame"), explorer.locator(".av-top")
+    frame.evaluate("el => scrollTo({top: scrollY + el.getBoundingClientRect().top + 200 - innerHeight * (innerWidth < 500), "
+                   "behavior: 'instant'})")  # fmt: skip
+    drawn(page)
+    box = bar.bounding_box()
+    assert 0 <= box["y"] <= page.viewport_size["height"] - box["height"]
+    explorer.get_by_role("button", name="previous event").click(trial=True)
