@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.browser.frames import drawn
 from tests.book import weight
+from tests.browser.frames import drawn
 
 Open = Callable[..., Any]
 Address = Callable[[str, str], str]
@@ -70,9 +70,10 @@ def test_a_transport_stays_in_sight_while_more_panes_are_read(width: int, watch:
     explorer = page.locator("[data-accumviz-explorer]").first
     explorer.evaluate("el => el.querySelector('.av-b-panes').click()")
     drawn(page)
-    frame, bar = explorer.locator(".av-frame"), explorer.locator(".av-top")
-    frame.evaluate("el => scrollTo({top: scrollY + el.getBoundingClientRect().top + 200 - innerHeight * (innerWidth < 500), "
-                   "behavior: 'instant'})")  # fmt: skip
+    bar = explorer.locator(".av-top")
+    body = explorer.locator(".av-body").bounding_box()
+    top = body["y"] + 200 if width == 1280 else body["y"] + 200 - page.viewport_size["height"]
+    page.evaluate("y => scrollTo({top: scrollY + y, behavior: 'instant'})", top)
     drawn(page)
     box = bar.bounding_box()
     assert 0 <= box["y"] <= page.viewport_size["height"] - box["height"]
