@@ -1,4 +1,4 @@
-/** What Python writes into a page (payload.py, graph.py, listing.py), and what modules share. */
+/** What Python writes into a page (payload.py, graph.py), and what modules share. */
 
 /** The one state of a player: event, nodes that have run (null: all), selected parameter and node (-1: none). */
 export interface At {
