@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from accumviz import arguments
 from accumviz.checks.analysis import LedgerAnalysis, WindowShare
 from accumviz.checks.check import check
-from accumviz.checks.report import Report, told
+from accumviz.checks.report import Report, in_words
 from accumviz.ledger.flow import Window
 from accumviz.ledger.ledger import Ledger
 
@@ -33,12 +33,12 @@ class Expectation:
 
     @property
     def ledger(self) -> Ledger:
-        """What was recorded so far."""
+        """The ledger of what was recorded so far."""
         return self.recording.ledger
 
     @property
     def report(self) -> Report:
-        """What `check` says of it."""
+        """The report of `check` about it."""
         return check(self.ledger)
 
     def __enter__(self) -> Expectation:
@@ -208,7 +208,7 @@ def _other_sum(analysis: LedgerAnalysis, share: WindowShare, right: float) -> st
         return f"cannot be read: {reason}"
     if share.adds_up_to(right):
         return ""
-    return f"add up to {told(share.total)}, expected {told(right)}"
+    return f"add up to {in_words(share.total)}, expected {in_words(right)}"
 
 
 def _syncs(ledger: Ledger) -> Iterator[tuple[int, int]]:

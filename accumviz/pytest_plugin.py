@@ -32,11 +32,10 @@ def expect_of_training() -> Callable[..., AbstractContextManager[Expectation]]:
         try:
             expectation.__exit__(None, None, None)
         except AssertionError as unmet:
-            told = str(unmet)
+            report = str(unmet)
         else:
             return
-        pytest.fail(
-            told, pytrace=False
-        )  # outside: inside, it would be shown as what came of the other one
+        # Outside: inside, it would be shown as what came of the other one.
+        pytest.fail(report, pytrace=False)
 
     return expect

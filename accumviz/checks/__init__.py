@@ -1,1 +1,1 @@
-"""What goes wrong in training loops, found in their ledgers: rules, one function each, and the report."""
+"""Rules that find in ledgers what goes wrong in training loops, one function each, and the report."""

@@ -50,7 +50,7 @@ def between(events: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 class _Row(NamedTuple):
-    """What one loss of one backward weighs in one step, before clips and averages; names as in `Shares`.
+    """The weight of one loss of one backward in one step, before clips and averages; names as in `Shares`.
 
     `weight` is that of its mean, or of the loss as it stands, `each` that of one element. `whole` is one that is a
     mean, or that cannot be taken apart.
@@ -80,7 +80,7 @@ def _columns(rows: list[_Row]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class WindowShare:
-    """What one step read of one objective, before clips and averages.
+    """The losses of one objective that one step read, with their weights before clips and averages.
 
     Of each backward, `weights` has its share, `each` the weight of one element, `sizes` how many elements there are,
     and `by_hand` by how much `.grad` was multiplied after it. `read`: all constants are known; `known`: the reductions
@@ -107,7 +107,7 @@ class WindowShare:
 
     @property
     def many(self) -> int:
-        """How many losses of this objective there are."""
+        """The number of losses of this objective."""
         return len(self.weights)
 
     @property
@@ -122,49 +122,49 @@ class WindowShare:
 
     @property
     def equal(self) -> bool:
-        """Whether all shares are known and the same."""
+        """True where all shares are known and the same."""
         read = self.read and not self.again and self.least > 0
         return read and are_close(self.weights)
 
     @property
     def even(self) -> bool:
-        """Whether these are means that all have the same share."""
+        """True of means that all have the same share."""
         return self.mean and self.equal
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """What the losses were multiplied by: means, or sums."""
+        """The factors that the losses were multiplied by: means, or sums."""
         return self.weights if self.mean else self.each
 
     @property
     def judged(self) -> bool:
-        """Whether the weight of each element is known, and was used by one step only."""
+        """True where the weight of each element is known, and was used by one step only."""
         least = min(self.each, default=0.0)
         return self.known and not self.again and least > 0
 
     @property
     def alike(self) -> bool:
-        """Whether every element weighs the same, and how much is known."""
+        """True where every element weighs the same, and how much is known."""
         return self.judged and are_close(self.each)
 
     @property
     def beside(self) -> list[WindowShare]:
-        """What the step read of all objectives, this one among them."""
+        """The losses of all objectives that the step read, this one among them."""
         return [share for share in self.of_step if share.many]
 
     @property
     def alone(self) -> bool:
-        """Whether the step read no other loss."""
+        """True where the step read no other loss."""
         return len(self.beside) == 1
 
     @property
     def micro_batches(self) -> int:
-        """How many backwards the step consumed, of whatever objective."""
+        """The number of backwards that the step consumed, of whatever objective."""
         return len({b for share in self.of_step for b in share.backwards})
 
     @property
     def compares_samples(self) -> bool:
-        """Whether each loss compares samples with each other: of its micro-batch, or of the whole window."""
+        """True where each loss compares samples with each other: of its micro-batch, or of the whole window."""
         return self.many > 1 and bool(self.term.get("in_batch"))
 
     def adds_up_to(self, total: float) -> bool:
@@ -241,7 +241,7 @@ class LedgerAnalysis:
         return bool(np.isfinite(norms).all())
 
     def _window_shares(self) -> dict[tuple[int, int], list[WindowShare]]:
-        """What each step of each optimizer read, or would have read but for a zeroing, of every objective."""
+        """Return what each step of each optimizer read, or would have read but for a zeroing, of every objective."""
         of_steps: dict[tuple[int, int], list[WindowShare]] = defaultdict(list)
         for _, group in groupby(self._rows(), key=lambda row: row[:2]):
             rows = list(group)
@@ -293,7 +293,7 @@ class LedgerAnalysis:
 
     @cached_property
     def objectives(self) -> dict[tuple[int, int], list[WindowShare]]:
-        """What each optimizer consumed of each objective, in the order of its steps."""
+        """The shares that each optimizer consumed of each objective, in the order of its steps."""
         objectives: dict[tuple[int, int], list[WindowShare]] = defaultdict(list)
         for of_step in self.window_shares.values():
             for share in of_step:
@@ -307,7 +307,7 @@ class LedgerAnalysis:
 
     @cached_property
     def begins_inside(self) -> bool:
-        """Whether the recording may have begun inside a window: it is not that of a whole script."""
+        """True where the recording may have begun inside a window: it is not that of a whole script."""
         whole = self.ledger.meta.get("ended") == "exit"
         return not whole or bool(self.ledger.flow.used_from_before())
 
@@ -448,7 +448,7 @@ class OptimizerHistory(LedgerAnalysis):
 
     @cached_property
     def is_fed_by_hand(self) -> bool:
-        """Whether it has parameters that no backward reaches, and whose `.grad` something else fills."""
+        """True where it has parameters that no backward reaches, and whose `.grad` something else fills."""
         reached = self.contributed[:, self.columns].any(axis=0)
         edits = np.ix_(self.at("edit"), self.columns[~reached])
         ledger = self.ledger

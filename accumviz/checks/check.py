@@ -39,7 +39,7 @@ class Rule(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What findings are called."""
+        """The name that findings have."""
         return self.find.__name__.replace("_", "-")
 
 
@@ -139,7 +139,7 @@ def _summaries(judged: Sequence[_Judged]) -> list[several.RankSummary]:
 
 @dataclass
 class _Judged:
-    """What one ledger came to: what each rule found, and what it tells those that compare."""
+    """The judgement of one ledger: what each rule found, and what those that compare ranks need."""
 
     rank: int | None
     counts: dict[str, int]
@@ -330,9 +330,10 @@ def _findings(rule: Rule, judged: list[_Judged]) -> Iterator[Finding]:
 def _is_explained(finding: Finding, explained: set[tuple[str, Any]]) -> bool:
     """Return whether another finding has said why, of the same optimizer or of all."""
     owner = _owner(finding)
+    owners = [one for name, one in explained if name == finding.rule]
     if owner is None:
-        return any(name == finding.rule for name, _ in explained)
-    return bool({(finding.rule, owner), (finding.rule, None)} & explained)
+        return bool(owners)
+    return owner in owners or None in owners
 
 
 def _owner(finding: Finding) -> tuple[int | None, int] | None:

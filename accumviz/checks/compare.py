@@ -60,7 +60,7 @@ class StepPair:
 
     @property
     def exact(self) -> bool:
-        """Whether every element was kept."""
+        """True where every element was kept."""
         return all(part.exact for part in self.parameters)
 
     @property

@@ -181,7 +181,7 @@ class RankWindow(NamedTuple):
 
 
 class RankSummary(NamedTuple):
-    """What the comparing rules need of a ledger.
+    """The numbers of a ledger that the comparing rules need.
 
     `steps` has for the optimizers under DDP of the ranks that came to their end by themselves, by their place, how
     often they stepped: one that never steps may have been left behind by those that do. `norms` has for each of those

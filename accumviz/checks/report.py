@@ -77,13 +77,13 @@ class Finding:
     @property
     def numbers(self) -> str:
         """The evidence in words."""
-        pieces = [f"{name}: {told(value)}" for name, value in self.evidence.items()]
+        pieces = [f"{name}: {in_words(value)}" for name, value in self.evidence.items()]
         return literal("; ".join(pieces))
 
 
 @dataclass(frozen=True)
 class Report(Displayed):
-    """What `check` found in a ledger.
+    """The findings of `check` in a ledger, or why there is no verdict.
 
     `verdict` is `"findings"`, `"healthy"` or `"no verdict"`; `reason` says why there is none.
     `findings` come root causes first; notes among them leave a loop healthy. `unjudged` maps a rule
@@ -106,12 +106,12 @@ class Report(Displayed):
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is wrong in what could be judged; `unjudged` says what could not."""
+        """True where nothing is wrong in what could be judged; `unjudged` says what could not."""
         return self.verdict == "healthy"
 
     @property
     def not_seen(self) -> str:
-        """What healthy says nothing of, where a step has several micro-batches; empty elsewhere."""
+        """A sentence on what healthy says nothing of, where a step has several micro-batches; empty elsewhere."""
         backwards = self.counts.get("backwards", 0)
         steps = self.counts.get("steps", 0) + self.counts.get("skipped steps", 0)
         several = backwards > steps
@@ -188,7 +188,7 @@ class Report(Displayed):
 
 
 class _Lines(NamedTuple):
-    """What is written so far, of at most so many columns (0: any number)."""
+    """The text so far, of at most so many columns (0: any number)."""
 
     width: int
     lines: list[str]
@@ -253,9 +253,9 @@ def setting(via: str, sources: Mapping[str, str]) -> str:
     given = re.compile(rf"\b{name}[\"']?\s*[=:]\s*([\w.]+)")
     for file, text in sources.items():
         for number, line in enumerate(text.splitlines(), 1):
-            found = given.search(line)
-            if found:
-                return f"{name}={found[1]} in line {number} of {file}"
+            match = given.search(line)
+            if match:
+                return f"{name}={match[1]} in line {number} of {file}"
     return name
 
 
@@ -267,17 +267,17 @@ def _plain(text: str, what: str) -> str:
     return text
 
 
-def told(value: Any) -> str:
+def in_words(value: Any) -> str:
     """A piece of evidence in words.
 
-    >>> told([0.25, 1 / 3]), told([1, 1, 1, 1]), told("loss")
+    >>> in_words([0.25, 1 / 3]), in_words([1, 1, 1, 1]), in_words("loss")
     ('0.25, 0.3333', '4 × 1', 'loss')
     """
     if isinstance(value, list | tuple):
-        texts = set(map(told, value))
+        texts = set(map(in_words, value))
         if len(value) > _FEW and len(texts) == 1:
             return f"{len(value)} × {texts.pop()}"
-        shown = ", ".join(told(one) for one in value[:8])
+        shown = ", ".join(in_words(one) for one in value[:8])
         return shown + (f", … ({len(value)} in all)" if len(value) > 8 else "")
     if isinstance(value, float):
         return f"{value:.4g}"
@@ -297,7 +297,7 @@ def terminal(stream: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold: mappings and lists, NaN and the infinities by name."""
+    """Return what JSON can hold: mappings and lists, NaN and the infinities by name."""
     if isinstance(value, Mapping):
         return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

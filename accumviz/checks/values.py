@@ -28,15 +28,12 @@ _ALL, _MOST = 0.99, 0.5
 def nonfinite_micro_batch(optimizer: OptimizerHistory) -> Iterator[Finding]:
     """Find an infinite or NaN contribution that a step has consumed."""
     unmeasured = optimizer.events.detail("unmeasured", None)
-    norms = optimizer.ledger.contribution[:, optimizer.columns]
-    reached = optimizer.contributed[:, optimizer.columns]
-    odd = np.any(reached & ~np.isfinite(norms), axis=1)
     grads = optimizer.ledger.grad[:, optimizer.columns]
     unsound = ~np.all(np.isfinite(grads), axis=1)
     consumed = {
         b: step
         for b, step in optimizer.first_step_of.items()
-        if odd[b] and not unmeasured[b] and unsound[step]
+        if unsound[step] and not (unmeasured[b] or optimizer.finite(b))
     }
     if not consumed:
         return

@@ -466,7 +466,7 @@ def _is_divided(analysis: LedgerAnalysis, share: WindowShare) -> bool:
 
 
 class _StepSum(NamedTuple):
-    """What one step read of all losses but plain sums, and how many micro-batches it consumed."""
+    """The shares that one step read of all losses but plain sums, and how many micro-batches it consumed."""
 
     shares: list[WindowShare]
     many: int
