@@ -76,9 +76,11 @@ def pack(header: dict[str, Any], arrays: dict[str, ndarray]) -> bytes:
         parts.append(flat.reshape(-1, array.itemsize).T.tobytes())
     whole = {"meta": header, "arrays": columns}
     text = json.dumps(whole, separators=(",", ":")).encode()
-    raw = b"".join([_HEADER_SIZE.pack(len(text)), text, *parts])
+    size = _HEADER_SIZE.pack(len(text))
+    raw = b"".join([size, text, *parts])
     body = zlib.compress(raw, 1)
-    body = body.ljust(_memory(len(text), len(raw)) // _RATIO + 1, b"\0")
+    least = _memory(len(text), len(raw)) // _RATIO + 1
+    body = body.ljust(least, b"\0")
     return _FRAME.pack(len(body), zlib.crc32(body)) + body
 
 
@@ -92,10 +94,12 @@ def unpack(body: bytes) -> Chunk:
     inflating = zlib.decompressobj()
     raw = memoryview(inflating.decompress(body, _RATIO * len(body)))
     (size,) = _HEADER_SIZE.unpack_from(raw)
-    if not inflating.eof or _memory(size, len(raw)) > _RATIO * len(body):
+    most = _RATIO * len(body)
+    if not inflating.eof or _memory(size, len(raw)) > most:
         raise ValueError("its contents take more memory than a chunk of its size may")
     end = _HEADER_SIZE.size + size
-    whole = an_object(sane(json.loads(bytes(raw[_HEADER_SIZE.size : end]))), "it")
+    text = bytes(raw[_HEADER_SIZE.size : end])
+    whole = an_object(sane(json.loads(text)), "it")
     arrays = {}
     for name, dtype, shape in whole["arrays"]:
         if dtype not in _DTYPES:
@@ -105,7 +109,8 @@ def unpack(body: bytes) -> Chunk:
         start, end = end, end + count * element.itemsize
         planes = np.frombuffer(raw[start:end], np.uint8)
         planes = planes.reshape(element.itemsize, count)
-        arrays[name] = np.array(planes.T, order="C").view(element).reshape(shape)
+        values = np.array(planes.T, order="C")
+        arrays[name] = values.view(element).reshape(shape)
     return an_object(whole["meta"], "its header"), arrays
 
 

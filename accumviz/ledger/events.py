@@ -252,7 +252,8 @@ class Events(Sequence[Event]):
         places = range(len(self))[index]
         if isinstance(places, range):
             return tuple(self[i] for i in places)
-        codes = dict(zip(CODES, self.codes[places].tolist(), strict=True))
+        row = self.codes[places].tolist()
+        codes = dict(zip(CODES, row, strict=True))
         fields: dict[str, Any] = {}
         for name, table in self.tables.items():
             fields[name] = table[codes[name]]
@@ -261,19 +262,22 @@ class Events(Sequence[Event]):
         fields["frames"] = self._frames[codes["frames"]]
         fields["line"] = codes["line"]
         fields["rank"] = None if codes["rank"] < 0 else codes["rank"]
-        for name, value in zip(NUMBERS, self.numbers[places].tolist(), strict=True):
+        numbers = self.numbers[places].tolist()
+        for name, value in zip(NUMBERS, numbers, strict=True):
             fields[name] = _NAN if math.isnan(value) else value
         return Event(places, **fields)
 
     def column(self, name: str) -> ndarray:
         """Return one column of `NUMBERS`, or `line` or `rank` (-1: all of them)."""
         at = _AT[name]
-        in_codes = at < len(CODES)
-        return self.codes[:, at] if in_codes else self.numbers[:, at - len(CODES)]
+        if at < len(CODES):
+            return self.codes[:, at]
+        return self.numbers[:, at - len(CODES)]
 
     def where(self, name: str, *texts: str) -> ndarray:
         """Return for each event whether this column holds one of these texts."""
-        codes = [code for code, text in enumerate(self.tables[name]) if text in texts]
+        table = self.tables[name]
+        codes = [code for code, text in enumerate(table) if text in texts]
         return np.isin(self.column(name), codes)
 
     def detail(self, name: str, default: Any) -> ndarray:
@@ -281,7 +285,8 @@ class Events(Sequence[Event]):
         key = name, repr(default)
         if key not in self._detailed:
             kind = type(default) if isinstance(default, bool | int | float) else object
-            table = np.full(max(len(self.details), 1), default, kind)
+            count = max(len(self.details), 1)
+            table = np.full(count, default, kind)
             for code, details in enumerate(self.details):
                 with contextlib.suppress(TypeError, ValueError, OverflowError):
                     table[code] = details.get(name, default)
@@ -319,7 +324,8 @@ class Events(Sequence[Event]):
         for name in TABLES:
             column = codes[:, _AT[name]]
             used, column[:] = np.unique(column, return_inverse=True)
-            tables[name] = [self.tables[name][code] for code in used.tolist()]
+            table = self.tables[name]
+            tables[name] = [table[code] for code in used.tolist()]
         return Events(codes, np.array(self.numbers[places]), tables)
 
 
@@ -376,7 +382,8 @@ class Block:
         state = np.zeros((0, parameters), np.uint8)
         kept = np.zeros((0, elements))
         events = Events.of(())
-        return cls(events, norms, norms, state, kept, kept, np.zeros(0, np.int32), kept)
+        weighed = np.zeros(0, np.int32)
+        return cls(events, norms, norms, state, kept, kept, weighed, kept)
 
 
 # The arrays of a block beside its events, and what their numbers are.
@@ -396,7 +403,9 @@ def join(blocks: list[Block]) -> Block:
     if len(blocks) == 1:
         return blocks[0]
     events = Events.join([block.events for block in blocks])
-    parts = {name: [getattr(block, name) for block in blocks] for name in ARRAYS}
+    parts = {}
+    for name in ARRAYS:
+        parts[name] = [getattr(block, name) for block in blocks]
     start = 0
     for number, block in enumerate(blocks):
         parts["weighed"][number] = block.weighed + start

@@ -110,7 +110,8 @@ def chunks(ledger: Arrays) -> Iterator[Chunk]:
     step = max(1, _CHUNK_BYTES // bytes_of_event)
     for start in range(0, len(ledger.events), step):
         rows = slice(start, start + step)
-        first, last = np.searchsorted(weighed, [rows.start, rows.stop]).tolist()
+        bounds = [rows.start, rows.stop]
+        first, last = np.searchsorted(weighed, bounds).tolist()
         block = Block(
             ledger.events.take(rows),
             ledger.contribution[rows],
@@ -199,7 +200,8 @@ def _block_of(tables: dict[str, Any], arrays: dict[str, ndarray]) -> Block:
         fits = array.ndim == dimensions and array.dtype == np.dtype(kind)
         if not fits or len(array) != len(rows):
             raise ValueError(f"{name} is an array of {array.dtype} {array.shape}")
-    if (np.diff(weighed, prepend=-1, append=len(codes)) <= 0).any():
+    apart = np.diff(weighed, prepend=-1, append=len(codes))
+    if (apart <= 0).any():
         raise ValueError("weights are not in the order of their events")
     for column, name in zip(arrays["numbers"].T, NUMBERS, strict=True):
         _check_numbers(column, name)

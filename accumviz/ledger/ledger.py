@@ -170,9 +170,11 @@ class Ledger(Arrays, Displayed):
     @cached_property
     def labels(self) -> tuple[str, ...]:
         """The labels of all losses, in order of first appearance."""
-        codes = self.events.column("label")[self.events.where("kind", "backward")]
+        backward = self.events.where("kind", "backward")
+        codes = self.events.column("label")[backward]
         table = self.events.tables["label"]
-        return tuple(table[code] for code in dict.fromkeys(codes.tolist()))
+        different = dict.fromkeys(codes.tolist())
+        return tuple(table[code] for code in different)
 
     def of(self, kind: str) -> list[Event]:
         """The events of one kind.
@@ -225,7 +227,8 @@ class Ledger(Arrays, Displayed):
         weights = self.elements.weights[:, place]
         if not weights.size:
             return np.zeros((0, 0))
-        every = np.full((len(self), weights.shape[1]), np.nan)
+        _, count = weights.shape
+        every = np.full((len(self), count), np.nan)
         every[self.elements.weighed] = weights
         return every
 
@@ -312,8 +315,10 @@ class Ledger(Arrays, Displayed):
         backward = self.events.where("kind", "backward")
         for row, label in enumerate(self.labels):
             mine = backward & self.events.where("label", label)
-            total[row] = np.nansum(self.contribution[mine], axis=0, dtype=np.float64)
-            count[row] = (self.state[mine] & CONTRIBUTED > 0).sum(axis=0)
+            norms = self.contribution[mine]
+            was_added = self.state[mine] & CONTRIBUTED > 0
+            total[row] = np.nansum(norms, axis=0, dtype=np.float64)
+            count[row] = was_added.sum(axis=0)
         return Provenance(self.labels, names, total, count)
 
     def to_pandas(self) -> Any:
