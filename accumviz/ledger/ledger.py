@@ -132,7 +132,7 @@ class Ledger(Arrays, Displayed):
         """Put the ledgers of several ranks into one, in which events and parameters say their rank.
 
         `ledgers` are ledgers, recordings, or the files that `record(..., path=...)` wrote on each rank. Each
-        rank's events keep their order; a collective that all ranks took part in is one event.
+        rank's events keep their order; a collective that all ranks took part in is one event. Weights are left out.
         Raises `ValueError` when there is none, or when two are of the same rank.
 
         >>> rows = [dict(kind="backward", contribution={"w": 1.0}, grad={"w": 1.0})]
