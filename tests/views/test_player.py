@@ -24,7 +24,7 @@ from accumviz.views import graph as drawing_of
 from accumviz.views import payload
 from accumviz.views.layout import heat
 from accumviz.views.player import FORMAT, Player, scenes
-from accumviz.views.style import static
+from accumviz.views.style import CYCLE, KIND, static
 from tests.toys import EVIL, W, chain, large, toy
 
 
@@ -238,6 +238,13 @@ def test_a_graph_with_modules_is_told_folded_too() -> None:
     assert [len(drawn["layouts"][one["l"]]["n"]) for one in (whole, folded)] == [12, 3]
     assert folded["order"] == [0, 1, 2]
     assert "other" not in folded and "other" not in drawn["graphs"][drawn["of"][5]]
+
+
+def test_a_colour_has_one_meaning_in_pages_and_figures() -> None:
+    table = dict(re.findall(r"--av-(\w+): ?(#\w{6})", static("base.css")))
+    kinds = {"contribution": "backward", "step": "step", "zero": "zero_grad"}
+    assert [table[name] for name in kinds] == [KIND[kind].lower() for kind in kinds.values()]
+    assert [table[name] for name in ("first", "second", "third", "fourth")] == [color.lower() for color in CYCLE[:4]]
 
 
 def test_styles_are_small_as_they_travel() -> None:
