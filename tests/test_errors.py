@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] =
     "record, memory": (lambda: av.record(w, memory="no"), TypeError, ("memory='no'", "True, False or None")),
     "record, sources": (lambda: av.record(w, sources="a.py"), TypeError, ("sources='a.py'", "True or False")),
     "record, path": (lambda: av.record(w, path=3), TypeError, ("path is an int", "pathlib.Path")),
-    "record, misspelt": (lambda: av.record(w, exakt=3), TypeError, ("exakt=3", "exact=...", "record(G=generator)")),
+    "record, misspelt": (lambda: av.record(w, exakt=3), TypeError, ("exakt=3, an int", "record(G=generator")),
     "trace()": (lambda: av.trace(), ValueError, ("nothing to trace", "av.trace(loss)")),
     "trace(w)": (lambda: av.trace(w), ValueError, ("w is a leaf", "such as the loss")),
     "load(3)": (lambda: av.load(3), TypeError, ("path is an int", "the name of a file")),

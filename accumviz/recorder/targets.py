@@ -298,7 +298,8 @@ class _Collector:
         elif isinstance(item, Iterable) and not isinstance(item, str | bytes):
             self._add_several(item)
         else:
-            raise TypeError(f"cannot record {item!r:.80}, {a(item)}; {_EXPECTED}")
+            name = f"{self.group}=" if self.group else ""
+            raise TypeError(f"cannot record {name}{item!r:.80}, {a(item)}; {_EXPECTED}")
 
     def _add_tensor(self, name: str, tensor: Any) -> None:
         self.named.add(_joined(self.group, name), tensor, self.group)
