@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from accumviz import arguments
@@ -204,7 +205,12 @@ class Graph(Displayed):
         [('act', 1, 0), ('fc', 1, 1)]
         """
         expected = "how many levels of modules to fold, 1 for the outermost"
-        depth = arguments.whole("depth", depth, expected, least=1)
+        depth = arguments.whole(
+            "depth",
+            depth,
+            expected,
+            least=1,
+        )
         containers = set()
         for node in self.nodes:
             path = node.module.split(".")
@@ -278,27 +284,22 @@ def distinct_bytes(nodes: Iterable[Node]) -> int:
 
 
 def in_order(count: int, edges: Iterable[tuple[int, int]]) -> list[int]:
-    """Order so many nodes, sources before their targets; of several that could be next, the first by number.
+    """Order so many nodes, sources before their targets; those that could be next, by number.
 
     What lies in a circle, as folded modules can, comes last.
 
     >>> in_order(4, [(2, 1), (1, 3)])
     [0, 2, 1, 3]
     """
-    waiting = [0] * count
-    targets = defaultdict(list)
+    sorter = TopologicalSorter(dict.fromkeys(range(count), ()))
     for source, target in edges:
-        waiting[target] += 1
-        targets[source].append(target)
-    ready = [i for i in range(count) if not waiting[i]]
-    order = []
-    while ready:
-        at = heapq.heappop(ready)
-        order.append(at)
-        for target in targets[at]:
-            waiting[target] -= 1
-            if not waiting[target]:
-                heapq.heappush(ready, target)
+        sorter.add(target, source)
+    with suppress(CycleError):
+        sorter.prepare()
+    order: list[int] = []
+    while ready := sorter.get_ready():
+        order += sorted(ready)
+        sorter.done(*ready)
     return list(dict.fromkeys([*order, *range(count)]))
 
 
@@ -306,12 +307,11 @@ def _table(rows: list[dict[str, str]]) -> list[str]:
     """Align rows below their headings; a column without any entry is left out."""
     columns = []
     for name in rows[0] if rows else ():
-        cells = [name, *(row[name] for row in rows)]
-        width = max(map(len, cells))
-        if name == "id":
-            columns.append([cell.rjust(width) for cell in cells])
-        elif any(cells[1:]):
-            columns.append([cell.ljust(width) for cell in cells])
+        cells = [row[name] for row in rows]
+        width = max(map(len, [name, *cells]))
+        if any(cells):
+            justify = str.rjust if name == "id" else str.ljust
+            columns.append([justify(cell, width) for cell in [name, *cells]])
     return ["  " + "  ".join(line).rstrip() for line in zip(*columns, strict=True)]
 
 
@@ -342,7 +342,12 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else text[:38] + "…]"
 
 
-def _joined(at: int, nodes: Sequence[Node], label: str, module: str) -> Node:
+def _joined(
+    at: int,
+    nodes: Sequence[Node],
+    label: str,
+    module: str,
+) -> Node:
     operations = [node for node in nodes if node.kind != "accumulate"]
     # The first in traversal order is the one nearest the loss: what the group hands on.
     first = (operations or nodes)[0]

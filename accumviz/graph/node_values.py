@@ -174,7 +174,11 @@ def gradients(walk: Walk) -> tuple[dict[Any, Any], str]:
         with quietly(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for root in walk.roots:
-                _add(came[root.grad_fn], root.output_nr, torch.ones_like(root))
+                _add(
+                    came[root.grad_fn],
+                    root.output_nr,
+                    torch.ones_like(root),
+                )
             _flow(walk, came)
     except (RuntimeError, NotImplementedError, TypeError) as error:
         return {}, f"gradients are left out: {error}"
@@ -228,5 +232,9 @@ def _fit(gradient: torch.Tensor, expected: Any) -> torch.Tensor:
     return gradient.to(expected.dtype)
 
 
-def _add(parts: list[Any], at: int, gradient: torch.Tensor) -> None:
+def _add(
+    parts: list[Any],
+    at: int,
+    gradient: torch.Tensor,
+) -> None:
     parts[at] = gradient if parts[at] is None else parts[at] + gradient

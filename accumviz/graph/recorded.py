@@ -26,7 +26,11 @@ _current_task = torch._C._current_graph_task_id
 class Graphs:
     """A reader of the graph that a backward is about to run, and of what the engine brings to each node."""
 
-    def __init__(self, modules: dict[str, torch.nn.Module], sites: CallSites) -> None:
+    def __init__(
+        self,
+        modules: dict[str, torch.nn.Module],
+        sites: CallSites,
+    ) -> None:
         self._scopes, self._sites = Scopes(modules), sites
         self._open: list[EngineRun] = []
         self._room = ALL_NODES
@@ -68,7 +72,11 @@ class Graphs:
         self._room -= len(walk.order)
         running.graph, running.finish_graph = run.graph, run.finish
 
-    def _read(self, walk: Walk, frame: FrameType | None) -> Graph:
+    def _read(
+        self,
+        walk: Walk,
+        frame: FrameType | None,
+    ) -> Graph:
         names = Names(self._sites.owner(frame))
         values, notes = {}, []
         if len(walk.order) > VALUES_LIMIT:
@@ -78,7 +86,13 @@ class Graphs:
             values = {fn: numbers_on_cpu(tensor) for fn, tensor in tensors.items()}
             if not all(root.is_cpu for root in walk.roots):
                 notes.append(_ON_A_DEVICE)
-        graph = graph_of(walk, names, self._scopes, values, notes=notes)
+        graph = graph_of(
+            walk,
+            names,
+            self._scopes,
+            values,
+            notes=notes,
+        )
         thread, first = self._began
         if thread != get_ident():  # autograd numbers operations in each thread anew
             return graph
@@ -102,7 +116,11 @@ class EngineRun:
     something else; of a leaf that it reaches, the gradient is unknown.
     """
 
-    def __init__(self, graph: Graph, walk: Walk) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        walk: Walk,
+    ) -> None:
         self.graph = graph
         self.closed = False
         self._failure: Exception | None = None
@@ -122,7 +140,11 @@ class EngineRun:
         while self._handles:
             self._handles.pop().remove()
 
-    def _hook_of(self, i: int, single: bool) -> Callable[[Any], None]:
+    def _hook_of(
+        self,
+        i: int,
+        single: bool,
+    ) -> Callable[[Any], None]:
         def hook(grads: Any) -> None:
             if self._failure is None:
                 try:
@@ -132,7 +154,11 @@ class EngineRun:
 
         return hook
 
-    def note(self, i: int, grad: torch.Tensor | None) -> None:
+    def note(
+        self,
+        i: int,
+        grad: torch.Tensor | None,
+    ) -> None:
         """Take note of what is about to go through a node."""
         task = _current_task()
         if self._task is None and i in self._top:
@@ -153,4 +179,8 @@ class EngineRun:
         nodes = []
         for node in self.graph:
             nodes.append(replace(node, grad=self._grads.get(node.id)))
-        return replace(self.graph, nodes=tuple(nodes), order=tuple(self._order))
+        return replace(
+            self.graph,
+            nodes=tuple(nodes),
+            order=tuple(self._order),
+        )

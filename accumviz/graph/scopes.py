@@ -114,7 +114,11 @@ class _Call:
             raise AttributeError(name)
         return getattr(self.original, name)
 
-    def __get__(self, module: Module | None, owner: type | None = None) -> Any:
+    def __get__(
+        self,
+        module: Module | None,
+        owner: type | None = None,
+    ) -> Any:
         if module is None:
             return self.original
         try:

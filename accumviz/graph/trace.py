@@ -72,7 +72,14 @@ def trace(*tensors: torch.Tensor, values: bool = False) -> Graph:
             slopes, note = gradients(walk)
             if note:
                 notes.append(note)
-        return graph_of(walk, names, Scopes(_modules(frame)), found, slopes, notes)
+        return graph_of(
+            walk,
+            names,
+            Scopes(_modules(frame)),
+            found,
+            slopes,
+            notes,
+        )
 
 
 def _modules(frame: FrameType) -> dict[str, Module]:
@@ -88,7 +95,11 @@ def _modules(frame: FrameType) -> dict[str, Module]:
     }
 
 
-def _check(tensor: Any, where: str, names: Names) -> None:
+def _check(
+    tensor: Any,
+    where: str,
+    names: Names,
+) -> None:
     """Raise an error that says why a tensor has no graph."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
@@ -172,13 +183,23 @@ def graph_of(
     if not all(node.alive for node in nodes):
         notes = [_FREED]
     edges = tuple(walk.edges)
-    return Graph(tuple(nodes), edges, walk.top, tuple(notes), paths.classes)
+    return Graph(
+        tuple(nodes),
+        edges,
+        walk.top,
+        tuple(notes),
+        paths.classes,
+    )
 
 
 class _Paths:
     """Paths of parameters and modules; a root module's own name leads only where there are several."""
 
-    def __init__(self, scopes: Scopes, leaves: dict[int, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        scopes: Scopes,
+        leaves: dict[int, torch.Tensor],
+    ) -> None:
         reached = {id(leaf) for leaf in leaves.values()}
         self._parameters: dict[int, tuple[str, str]] = {}
         for root, module in scopes.modules.items():
@@ -195,7 +216,11 @@ class _Paths:
         """Return the path of a parameter, empty where it is of no module."""
         return self.joined(*self._parameters.get(id(leaf), ("", "")))
 
-    def joined(self, root: str, path: str) -> str:
+    def joined(
+        self,
+        root: str,
+        path: str,
+    ) -> str:
         """Join a root's name and a path, without what `torch.compile` puts in."""
         path = path.replace("_orig_mod.", "").removesuffix("_orig_mod")
         if len(self._roots) < 2:
@@ -222,14 +247,28 @@ class _Storages:
                 alive = False
         return tuple(rows), alive
 
-    def _row(self, attr: str, tensor: torch.Tensor) -> Saved:
+    def _row(
+        self,
+        attr: str,
+        tensor: torch.Tensor,
+    ) -> Saved:
         key, size = memory.storage(tensor)
         number = self._numbers.setdefault(key, len(self._numbers) - 1)
         is_parameter = key in self._leaves or memory.is_parameter(tensor)
-        return Saved(attr, *_described(tensor), size, number, is_parameter)
+        return Saved(
+            attr,
+            *_described(tensor),
+            size,
+            number,
+            is_parameter,
+        )
 
 
-def _was_freed(fn: Any, attr: str, raw: Any) -> bool:
+def _was_freed(
+    fn: Any,
+    attr: str,
+    raw: Any,
+) -> bool:
     """Tell freed from never needed: there is no hook on an empty slot, so reading it unpacks nothing."""
     if raw is None:
         return True

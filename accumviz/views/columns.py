@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from accumviz.views.figure import (
     clear_of,
     text_width,
 )
-from accumviz.views.shares import Segment, ShareBar, among, bars, reach
+from accumviz.views.shares import ShareBar, among, reach
 
 # From this width on, a heading stands upright in three lines; else its letters are turned, and so large.
 _UPRIGHT = 66.0
@@ -35,9 +34,11 @@ _SHARES = 92.0
 _THIN = 3.0
 _WIDEST = 64.0
 _SLIM = 14.0
-# How opaque the bytes of a strip are: those behind, and those in front.
-_BEHIND = 0.5
-_IN_FRONT = 0.95
+# The bytes of saved tensors, those behind first: what the legend says, and how opaque they are.
+_SAVED = (
+    ("saved_before", "saved before the backward", 0.5),
+    ("saved_after", "saved after it", 0.95),
+)
 
 
 class EventColumns(NamedTuple):
@@ -82,7 +83,13 @@ def draw_headings(
         else:
             begin = top - 3
             middle = columns.middle(i) + 1
-            canvas.text(middle, top - 8, _title(event), size=_TURNED, rotation=90)
+            canvas.text(
+                middle,
+                top - 8,
+                _title(event),
+                size=_TURNED,
+                rotation=90,
+            )
         if event.kind != "backward":
             draw_rule(canvas, event, x, begin, top)
 
@@ -121,13 +128,28 @@ def draw_rule(
     faint: bool = False,
 ) -> None:
     """Draw an event's line across rows, faint across those that it does not concern; a backward has hardly any."""
-    look: Any = {"color": LINE, "linewidth": 0.6, "alpha": 0.7, "zorder": 0}
-    if event.kind != "backward":
-        color, dash = style.kind(event.kind)
-        alpha = 0.25 if faint else 1.0
-        look = {"color": color, "linewidth": 1.8, "alpha": alpha, "zorder": 1}
-        look["dash"] = dash
-    canvas.upright(x, top, bottom, **look)
+    if event.kind == "backward":
+        canvas.upright(
+            x,
+            top,
+            bottom,
+            color=LINE,
+            linewidth=0.6,
+            alpha=0.7,
+            zorder=0,
+        )
+        return
+    color, dash = style.kind(event.kind)
+    canvas.upright(
+        x,
+        top,
+        bottom,
+        color=color,
+        linewidth=1.8,
+        alpha=0.25 if faint else 1.0,
+        dash=dash,
+        zorder=1,
+    )
 
 
 def rule_keys(events: Sequence[Event]) -> list[Key]:
@@ -141,82 +163,87 @@ def rule_keys(events: Sequence[Event]) -> list[Key]:
 
 
 def draw_name(
-    canvas: Canvas, name: str, what: str, y: float, *, mono: bool = False
+    canvas: Canvas,
+    name: str,
+    what: str,
+    y: float,
+    *,
+    mono: bool = False,
 ) -> float:
     """Write a name above what it is of, with what is drawn there at the other end; return where that begins."""
     middle = y + _NAME / 2
-    line: Any = {"color": LINE, "linewidth": 0.6, "alpha": 0.8, "zorder": 0}
-    canvas.level(10, canvas.width - 10, y, **line)
+    canvas.level(
+        10,
+        canvas.width - 10,
+        y,
+        color=LINE,
+        linewidth=0.6,
+        alpha=0.8,
+        zorder=0,
+    )
     room = canvas.width - 30 - text_width(what, 11)
     name = words.shorten(name, int(room / text_width("x", 12.5)))
     canvas.text(10, middle, name, size=12.5, mono=mono)
-    canvas.text(canvas.width - 10, middle, what, color=MUTED, ha="right")
+    canvas.text(
+        canvas.width - 10,
+        middle,
+        what,
+        color=MUTED,
+        ha="right",
+    )
     return y + _NAME
 
 
-# --- bytes and norms ------------------------------------------------------------------------------
+# --- bytes ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Strip:
-    """Values of each event below a timeline: areas in front of each other, each with its key, and in words."""
-
-    name: str
-    areas: list[tuple[np.ndarray, Key]]
-    most: str
-    texts: tuple[str, ...] = ()
-
-    def keys(self) -> list[Key]:
-        """Return the entries of a legend for what there is."""
-        keys = []
-        for values, key in self.areas:
-            if key.text and (values > 0).any():
-                keys.append(key)
-        return keys
-
-    def draw(self, canvas: Canvas, columns: EventColumns, top: float) -> float:
-        """Draw it, and return where it ends."""
-        top = draw_name(canvas, self.name, f"0 to {self.most}", top)
-        base = top + _STRIP - 4
-        edges = [columns.x(i) for i in range(len(columns.events) + 1)]
-        most = max(float(values.max()) for values, _ in self.areas) or 1.0
-        scale = (_STRIP - 18) / most
-        for values, key in self.areas:
-            canvas.axes.stairs(
-                base - scale * values,
-                edges,
-                baseline=base,
-                fill=True,
-                color=key.color,
-                alpha=key.alpha,
-                linewidth=0,
-                clip_on=False,
-                zorder=2,
+def draw_saved(
+    canvas: Canvas, columns: EventColumns, top: float
+) -> tuple[float, list[Key]]:
+    """Draw the bytes of saved tensors, where each backward was measured; return where they end, and their legend."""
+    events = columns.events
+    sizes = [event.saved_before for event in events if event.kind == "backward"]
+    if not sizes or any(map(math.isnan, sizes)):
+        return top, []
+    most = max(sizes)
+    top = draw_name(canvas, "saved tensors", f"0 to {style.size(most)}", top)
+    base = top + _STRIP - 4
+    scale = (_STRIP - 18) / (most or 1.0)
+    edges = [columns.x(i) for i in range(len(events) + 1)]
+    keys = []
+    for side, text, alpha in _SAVED:
+        values = np.nan_to_num([getattr(event, side) for event in events])
+        canvas.axes.stairs(
+            base - scale * values,
+            edges,
+            baseline=base,
+            fill=True,
+            color=MUTED,
+            alpha=alpha,
+            linewidth=0,
+            clip_on=False,
+            zorder=2,
+        )
+        if values.any():
+            keys.append(Key(text, MUTED, alpha, kind="fill"))
+    canvas.level(
+        columns.left,
+        columns.end,
+        base,
+        color=LINE,
+        linewidth=0.8,
+    )
+    for i, event in enumerate(events):
+        text = f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
+        has_room = text_width(text, 11) <= columns.width - 4
+        if event.kind == "backward" and has_room:
+            canvas.text(
+                columns.middle(i),
+                top + 6,
+                text,
+                ha="center",
             )
-        canvas.level(columns.left, columns.end, base, color=LINE, linewidth=0.8)
-        for i, text in enumerate(self.texts):
-            if text_width(text, 11) <= columns.width - 4:
-                canvas.text(columns.middle(i), top + 6, text, ha="center")
-        return top + _STRIP
-
-
-def saved_strips(events: Sequence[Event]) -> list[Strip]:
-    """Return the strip of the bytes of saved tensors, where they were measured at every backward."""
-    before = np.array([event.saved_before for event in events], float)
-    after = np.array([event.saved_after for event in events], float)
-    is_backward = np.array([event.kind == "backward" for event in events])
-    if not is_backward.any() or np.isnan(before[is_backward]).any():
-        return []
-    texts = []
-    for event in events:
-        is_measured = math.isfinite(event.saved_before)
-        sizes = f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
-        texts.append(sizes if is_measured else "")
-    before_key = Key("saved before the backward", MUTED, _BEHIND, kind="fill")
-    after_key = Key("saved after it", MUTED, _IN_FRONT, kind="fill")
-    areas = [(np.nan_to_num(before), before_key), (np.nan_to_num(after), after_key)]
-    most = style.size(float(np.nanmax(before)))
-    return [Strip("saved tensors", areas, most, tuple(texts))]
+    return top + _STRIP, keys
 
 
 # --- shares ---------------------------------------------------------------------------------------
@@ -236,101 +263,117 @@ class _BarPlace(NamedTuple):
         return self.x + self.width / 2
 
 
-class ShareStrip:
-    """The bars of shares of the steps among some events, drawn to one scale; lengths add, as shares do."""
-
-    def __init__(self, ledger: Ledger, columns: EventColumns) -> None:
-        self.ledger = ledger
-        self.bars, _ = bars(ledger, [event.index for event in columns.events])
-        self.width = min(max(0.8 * columns.width, _SLIM), _WIDEST)
-        self.colors = style.label_colors(ledger.labels)
-        # Whether a sum had no room.
-        self.left_out = False
-
-    def keys(self) -> list[Key]:
-        """Return the entries of the legend."""
-        if not self.bars:
-            return []
-        whole = among(self.ledger) or "the mean of one loss"
-        keys = [Key(f"share 1: {whole}", INK, kind="dashed")]
-        parts = [part for bar in self.bars for part in bar.segments]
-        if any(part.unknown for part in parts):
-            keys.append(Key("unknown share", MUTED, 0.0, "xx"))
-        return keys
-
-    def draw(self, canvas: Canvas, columns: EventColumns, top: float) -> float:
-        """Draw them, each sum where it has room, and a dashed line at 1; return where they end."""
-        if not self.bars:
-            return top
-        top = draw_name(canvas, "shares of the step", "", top)
-        low, high = reach(self.bars)
-        scale = (_SHARES - 26) / (high - low)
-        zero = top + 18 + high * scale
-        left, end = columns.left, columns.end
-        canvas.level(left, end, zero, color=MUTED, linewidth=0.9, zorder=1)
-        positions = {event.index: i for i, event in enumerate(columns.events)}
-        steps = [
-            positions[step] for step in dict.fromkeys(bar.step for bar in self.bars)
-        ]
-        apart = int(np.diff(steps).min(initial=2))
-        for step, of_step in groupby(self.bars, key=attrgetter("step")):
-            beside = list(of_step)
-            width = self.width / len(beside)
-            # A lone bar's sum may be as wide as the way to the next one's.
-            room = width if len(beside) > 1 else apart * columns.width
-            x = columns.middle(positions[step]) - self.width / 2
-            for bar in beside:
-                gap = min(2.0, width / 4)
-                place = _BarPlace(x, width - gap, zero, scale)
-                self._draw_bar(canvas, bar, place, room)
-                x += width
-        for one in (1, -1) if low < 0 else (1,):
-            y = zero - one * scale
-            # Above bars, and below what is written.
-            canvas.level(left, end, y, linewidth=1.2, dash=(4.44, 1.92), zorder=2.5)
-            canvas.text(end + 5, y, style.number(one))
-        return top + _SHARES
-
-    def _draw_bar(
-        self, canvas: Canvas, bar: ShareBar, place: _BarPlace, room: float
-    ) -> None:
-        color = self.colors.get(bar.label, MUTED)
-        for part in bar.segments:
-            height = abs(part.length) * place.scale
-            highest = max(part.start, part.start + part.length)
-            y = place.zero - highest * place.scale
-            # A thin line between segments keeps them apart; one as thick as they are would be all there is.
-            shown = height - 1.0 if height > _THIN else height
-            if height:
-                look = _share_look(part, color)
-                canvas.box(place.x, y, place.width, shown, **look)
-            # A lone part is its own sum, which stands at the end of the bar.
-            if len(bar.segments) > 1 and part.look == "new":
-                _write_share(canvas, part, place, (y, shown), color)
-        if text_width(bar.total, 11, bold=True) > room - 3:
-            self.left_out = True
-            return
-        y = place.zero - max(bar.ends[1], 0.0) * place.scale - 9
-        total: Any = {"weight": "bold", "ha": "center", "ground": True}
-        canvas.text(place.middle, y, bar.total, **total)
+def share_keys(ledger: Ledger, shown: Sequence[ShareBar]) -> list[Key]:
+    """Return the entries of a legend for these bars of shares."""
+    if not shown:
+        return []
+    whole = among(ledger) or "the mean of one loss"
+    keys = [Key(f"share 1: {whole}", INK, kind="dashed")]
+    if any(part.unknown for bar in shown for part in bar.segments):
+        keys.append(Key("unknown share", MUTED, 0.0, "xx"))
+    return keys
 
 
-def _share_look(part: Segment, color: str) -> dict[str, Any]:
-    if part.unknown:
-        return {"edge": MUTED, "hatch": "xx"}
-    return {"edge": color} if part.again else {"fill": color}
+def draw_shares(
+    canvas: Canvas, columns: EventColumns, shown: Sequence[ShareBar], top: float
+) -> tuple[float, bool]:
+    """Draw bars of shares to one scale, and a dashed line at 1; return where they end, and if all sums had room."""
+    if not shown:
+        return top, True
+    top = draw_name(canvas, "shares of the step", "", top)
+    low, high = reach(shown)
+    scale = (_SHARES - 26) / (high - low)
+    zero = top + 18 + high * scale
+    left, end = columns.left, columns.end
+    canvas.level(
+        left,
+        end,
+        zero,
+        color=MUTED,
+        linewidth=0.9,
+        zorder=1,
+    )
+    positions = {event.index: i for i, event in enumerate(columns.events)}
+    steps = [positions[step] for step in dict.fromkeys(bar.step for bar in shown)]
+    apart = int(np.diff(steps).min(initial=2))
+    whole = min(max(0.8 * columns.width, _SLIM), _WIDEST)
+    had_room = True
+    for step, of_step in groupby(shown, key=attrgetter("step")):
+        beside = list(of_step)
+        width = whole / len(beside)
+        # A lone bar's sum may be as wide as the way to the next one's.
+        room = width if len(beside) > 1 else apart * columns.width
+        x = columns.middle(positions[step]) - whole / 2
+        for bar in beside:
+            place = _BarPlace(
+                x,
+                width - min(2.0, width / 4),
+                zero,
+                scale,
+            )
+            _draw_bar(canvas, bar, place)
+            had_room &= _write_sum(canvas, bar, place, room)
+            x += width
+    for one in (1, -1) if low < 0 else (1,):
+        y = zero - one * scale
+        # Above bars, and below what is written.
+        canvas.level(
+            left,
+            end,
+            y,
+            linewidth=1.2,
+            dash=(4.44, 1.92),
+            zorder=2.5,
+        )
+        canvas.text(end + 5, y, style.number(one))
+    return top + _SHARES, had_room
 
 
-def _write_share(
+def _draw_bar(canvas: Canvas, bar: ShareBar, place: _BarPlace) -> None:
+    for part in bar.segments:
+        height = abs(part.length) * place.scale
+        highest = max(part.start, part.start + part.length)
+        y = place.zero - highest * place.scale
+        # A thin line between segments keeps them apart; one as thick as they are would be all there is.
+        shown = height - 1.0 if height > _THIN else height
+        look: dict[str, Any] = {"fill": bar.color}
+        if part.unknown:
+            look = {"edge": MUTED, "hatch": "xx"}
+        elif part.again:
+            look = {"edge": bar.color}
+        if height:
+            canvas.box(place.x, y, place.width, shown, **look)
+        # A lone part is its own sum, which stands at the end of the bar.
+        if len(bar.segments) > 1 and part.look == "new":
+            line = place.zero - math.copysign(place.scale, part.length)
+            middle, room = clear_of(y, shown, line)
+            if room >= 12 and text_width(part.text, 11) <= place.width - 2:
+                ink = style.ink_on(bar.color)
+                canvas.text(
+                    place.middle,
+                    middle,
+                    part.text,
+                    ha="center",
+                    color=ink,
+                )
+
+
+def _write_sum(
     canvas: Canvas,
-    part: Segment,
+    bar: ShareBar,
     place: _BarPlace,
-    box: tuple[float, float],
-    color: str,
-) -> None:
-    """Write a share into its segment, where that has room beside the dashed line."""
-    line = place.zero - math.copysign(place.scale, part.length)
-    middle, room = clear_of(*box, line)
-    if room >= 12 and text_width(part.text, 11) <= place.width - 2:
-        ink = style.ink_on(color)
-        canvas.text(place.middle, middle, part.text, ha="center", color=ink)
+    room: float,
+) -> bool:
+    """Write what a bar adds to beyond its end, and return whether that had room."""
+    if text_width(bar.total, 11, bold=True) > room - 3:
+        return False
+    y = place.zero - max(bar.ends[1], 0.0) * place.scale - 9
+    canvas.text(
+        place.middle,
+        y,
+        bar.total,
+        weight="bold",
+        ha="center",
+        ground=True,
+    )
+    return True

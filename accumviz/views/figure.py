@@ -121,7 +121,11 @@ class PageFigure(Figure):
             )
         width, height = (float(side) * 72 for side in self.get_size_inches())
         # As much as one can listen to; all of it stands below the figure.
-        said = textwrap.shorten(" ".join(self.words), _SPOKEN, placeholder=" …")
+        said = textwrap.shorten(
+            " ".join(self.words),
+            _SPOKEN,
+            placeholder=" …",
+        )
         spoken = html.escape(said)
         least = f"min-width: {0.93 * width:.0f}px"
         return (
@@ -165,11 +169,19 @@ def _for_a_page(raw: str) -> str:
     # One process can show a figure twice; a page can hold figures of two processes.
     prefix = f"av{hashlib.sha256(raw.encode()).hexdigest()[:6]}-{next(_shown)}-"
     # Only inside tags: a parameter may be called anything.
-    body = re.sub(r"<[^>]*>", lambda tag: _themed(tag[0], used, prefix), body)
+    body = re.sub(
+        r"<[^>]*>",
+        lambda tag: _themed(tag[0], used, prefix),
+        body,
+    )
     return re.sub(r"\n\s*", " ", body).strip()
 
 
-def _themed(tag: str, used: set[str], prefix: str) -> str:
+def _themed(
+    tag: str,
+    used: set[str],
+    prefix: str,
+) -> str:
     tag = re.sub(
         r' id="([\w.-]+)"',
         lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "",
@@ -190,14 +202,23 @@ def _themed(tag: str, used: set[str], prefix: str) -> str:
     )
 
 
-def text_width(text: str, points: float = 12, *, bold: bool = False) -> float:
+def text_width(
+    text: str,
+    points: float = 12,
+    *,
+    bold: bool = False,
+) -> float:
     """Return how wide a text is at most, in pixels, whatever font the page has. What is bold is a number."""
     if not bold:
         return points * len(text) * _EM
     return points * sum(_BOLD.get(letter, _BOLD_EM) for letter in text)
 
 
-def clear_of(y: float, height: float, line: float) -> tuple[float, float]:
+def clear_of(
+    y: float,
+    height: float,
+    line: float,
+) -> tuple[float, float]:
     """Return where in a part a number is written, and its room there, so that a line does not strike it through.
 
     >>> clear_of(0, 20, 30), clear_of(0, 20, 5)
@@ -244,7 +265,14 @@ class Canvas:
             look["family"] = _MONO
         if ground:
             look["bbox"] = {"facecolor": GROUND, "edgecolor": "none", "pad": 1.0}
-        self.axes.text(x, y, text, va="center", rotation_mode="anchor", **look)
+        self.axes.text(
+            x,
+            y,
+            text,
+            va="center",
+            rotation_mode="anchor",
+            **look,
+        )
 
     def box(
         self,
@@ -280,7 +308,13 @@ class Canvas:
     ) -> None:
         """Draw a line through points; `dash` is pixels of ink and of ground by turns."""
         style: Any = (0, dash) if dash else "-"
-        line = Line2D(xs, ys, linestyle=style, clip_on=False, **{"zorder": 3, **look})
+        line = Line2D(
+            xs,
+            ys,
+            linestyle=style,
+            clip_on=False,
+            **{"zorder": 3, **look},
+        )
         self.axes.add_line(line)
 
     def level(self, x: float, end: float, y: float, **look: Any) -> None:
@@ -348,7 +382,12 @@ class Key:
             )
 
 
-def draw_legend(canvas: Canvas, keys: list[Key], notes: list[str], top: float) -> float:
+def draw_legend(
+    canvas: Canvas,
+    keys: list[Key],
+    notes: list[str],
+    top: float,
+) -> float:
     """Draw the entries, then the notes, below `top`, and return where they end."""
     x, y = _LEFT, top
     for key in keys:
@@ -365,6 +404,12 @@ def draw_legend(canvas: Canvas, keys: list[Key], notes: list[str], top: float) -
     text = " ".join(notes)
     lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
     for line in lines:
-        canvas.text(_LEFT, y + _LINE / 2, line, size=_LETTERS, color=MUTED)
+        canvas.text(
+            _LEFT,
+            y + _LINE / 2,
+            line,
+            size=_LETTERS,
+            color=MUTED,
+        )
         y += _LINE
     return y + 4

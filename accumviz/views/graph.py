@@ -238,7 +238,13 @@ def _nearest_the_loss(graph: Graph) -> Graph:
             edges.append(edge)
     roots = tuple(root for root in graph.roots if root < NODES_LIMIT)
     nodes = graph.nodes[:NODES_LIMIT]
-    return replace(graph, nodes=nodes, edges=tuple(edges), roots=roots, order=())
+    return replace(
+        graph,
+        nodes=nodes,
+        edges=tuple(edges),
+        roots=roots,
+        order=(),
+    )
 
 
 def cards_of(graph: Graph, leaf: str = "grad") -> list[Card]:
@@ -265,7 +271,14 @@ def _card(node: Node, is_root: bool, leaf: str) -> Card:
             numbers.append((label, _written(value)))
     full = literal(node.title)
     rows = [literal(row) for row in _rows(node)]
-    return Card(_clip(full), _shape(node), rows, numbers, kinds, full)
+    return Card(
+        _clip(full),
+        _shape(node),
+        rows,
+        numbers,
+        kinds,
+        full,
+    )
 
 
 def _rows(node: Node) -> list[str]:
@@ -442,7 +455,11 @@ def _svg(graph: Graph, cards: list[Card]) -> str:
     )
 
 
-def _tag(looks: str, attributes: dict[str, Any], text: str = "") -> str:
+def _tag(
+    looks: str,
+    attributes: dict[str, Any],
+    text: str = "",
+) -> str:
     name, *classes = looks.split(".")
     given = f' class="{" ".join(classes)}"' if classes else ""
     for key, value in attributes.items():

@@ -181,7 +181,12 @@ class Bar:
 
 
 def _bar(
-    gradient: Gradient, event: int, parts: list[Part], grad: float, *, signed: bool
+    gradient: Gradient,
+    event: int,
+    parts: list[Part],
+    grad: float,
+    *,
+    signed: bool,
 ) -> Bar:
     lengths = [part.amount for part in parts]
     whole = sum(lengths)
@@ -226,17 +231,33 @@ def lay_out(
     return scaled
 
 
-def _lane(ledger: Ledger, p: int, events: Sequence[int]) -> Lane:
+def _lane(
+    ledger: Ledger,
+    p: int,
+    events: Sequence[int],
+) -> Lane:
     gradient = Gradient(ledger, p)
     bars = []
     for e in events:
         grad = float(gradient.grad[e])
         bar = Bar("none", math.nan)
         if gradient.is_present(e):
-            bar = _bar(gradient, e, gradient.parts(e), grad, signed=gradient.signed)
+            bar = _bar(
+                gradient,
+                e,
+                gradient.parts(e),
+                grad,
+                signed=gradient.signed,
+            )
         bars.append(bar)
     name = ledger.parameters[p].name
-    return Lane(p, name, gradient.signed, tuple(bars), _reach(bars))
+    return Lane(
+        p,
+        name,
+        gradient.signed,
+        tuple(bars),
+        _reach(bars),
+    )
 
 
 def _reach(bars: Iterable[Bar]) -> Range:
@@ -288,9 +309,19 @@ class PageBars:
             gradient = Gradient(ledger, p)
             self.gradients.append(gradient)
             self.stacks.append([gradient.parts(e) for e in range(len(ledger))])
-        self.columns: dict[str, list[Any]] = {"n": [], "age": [], "by": [], "look": []}
+        self.columns: dict[str, list[Any]] = {
+            "n": [],
+            "age": [],
+            "by": [],
+            "look": [],
+        }
 
-    def add(self, members: range, norms: np.ndarray, grads: np.ndarray) -> Range:
+    def add(
+        self,
+        members: range,
+        norms: np.ndarray,
+        grads: np.ndarray,
+    ) -> Range:
         """Add a row of parameters with what it was added and what it had, and return how far its bars reach."""
         gradient = self.gradients[members.start]
         stacks = self.stacks[members.start]
@@ -308,7 +339,11 @@ class PageBars:
         self._add_parts(stacks, norms)
         return _reach(bars)
 
-    def _add_parts(self, stacks: list[list[Part]], norms: np.ndarray) -> None:
+    def _add_parts(
+        self,
+        stacks: list[list[Part]],
+        norms: np.ndarray,
+    ) -> None:
         ages = []
         factors = []
         looks = ""
@@ -384,8 +419,16 @@ def heat(
     low, high = levels or decades(added)
     is_broken = ~np.isfinite(added)
     is_positive = ~is_broken & (added > 0)
-    logs = np.log10(added, where=is_positive, out=np.full(added.shape, low))
-    share = np.clip((logs - low) / (high - low), 0, 1)
+    logs = np.log10(
+        added,
+        where=is_positive,
+        out=np.full(added.shape, low),
+    )
+    share = np.clip(
+        (logs - low) / (high - low),
+        0,
+        1,
+    )
     level = np.rint(share * (_LEVELS - 1)).astype(int)
     # The level decides between a cell's events, the label only colours it.
     ranked = level * _LABELS + labels % _LABELS
@@ -440,7 +483,10 @@ def part_texts(ledger: Ledger) -> dict[str, str]:
 
 
 def part_keys(
-    colors: dict[str, str], looks: set[str], texts: dict[str, str], muted: str
+    colors: dict[str, str],
+    looks: set[str],
+    texts: dict[str, str],
+    muted: str,
 ) -> list[tuple[str, str, str]]:
     """Return the legend of the looks that are there: what it says of each, the look, and a colour.
 

@@ -64,7 +64,11 @@ Shown = dict[str, Any]
 class Ground(Protocol):
     """What the weights of a ledger are drawn on."""
 
-    def picture(self, ledger: Ledger, chosen: Sequence[int]) -> dict[str, Any]: ...
+    def picture(
+        self,
+        ledger: Ledger,
+        chosen: Sequence[int],
+    ) -> dict[str, Any]: ...
 
 
 def ledger_data(
@@ -162,7 +166,12 @@ def _numbered(values: Iterable[Hashable]) -> tuple[list[Any], list[int]]:
 
 def encode(data: dict[str, Any], blob: bytes = b"") -> str:
     """Write a player's data as the text of a JSON script: nothing in it can end the script or be run."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(
+        data,
+        ensure_ascii=False,
+        separators=(",", ":"),
+        allow_nan=False,
+    )
     if blob or len(text) > _PLAIN_TEXT:
         raw = text.encode("utf-8", "replace")
         packed = zlib.compress(struct.pack("<I", len(raw)) + raw + blob, 9)
@@ -448,7 +457,10 @@ def _begins(first: Event, added: float, grad: float) -> bool:
 
 
 def _add_bars(
-    ledger: Ledger, rows: list[Row], added: np.ndarray, grads: np.ndarray
+    ledger: Ledger,
+    rows: list[Row],
+    added: np.ndarray,
+    grads: np.ndarray,
 ) -> dict[str, list[Any]]:
     """Return the bars of small ledgers, and add how far they reach, and what events erased unused, to the rows."""
     # What is never zeroed stays in every later bar.
@@ -457,7 +469,11 @@ def _add_bars(
     bars = layout.PageBars(ledger)
     for p, row in enumerate(rows):
         members = range(*row.get("in", (p, p + 1)))
-        row["r"] = bars.add(members, added[p], grads[p])
+        row["r"] = bars.add(
+            members,
+            added[p],
+            grads[p],
+        )
         scales = bars.gradients[members.start].scales
         if any(scale != 1 for scale in scales):
             row["k"] = plain(scales)

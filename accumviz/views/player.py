@@ -75,7 +75,12 @@ class Player(Displayed):
         first = self.graphs.get(backwards[0].index) if backwards else None
         return first is not None and first.before
 
-    def _judged(self, report: Report, files: list[Data], chosen: Sequence[int]) -> Data:
+    def _judged(
+        self,
+        report: Report,
+        files: list[Data],
+        chosen: Sequence[int],
+    ) -> Data:
         """Return what the page is told of a report: with the places of its events and of its lines."""
         data = report_data(report, local=True)
         lines = []
@@ -97,7 +102,11 @@ class Player(Displayed):
     def words(self) -> list[str]:
         """Return the text alternative: what is there, then event by event."""
         events = range(len(self.ledger))
-        return words.story(self.ledger, events, range(len(self.ledger.parameters)))
+        return words.story(
+            self.ledger,
+            events,
+            range(len(self.ledger.parameters)),
+        )
 
     def to_html(self) -> str:
         """Return a fragment of HTML that needs nothing else; with its scripts stripped, a list remains."""
@@ -108,7 +117,14 @@ class Player(Displayed):
         sheets = [css]
         if self.report is not None:
             sheets.append(style.static("report.css"))
-        return fragment("player", self.id, text, encode(*self.content), sheets, script)
+        return fragment(
+            "player",
+            self.id,
+            text,
+            encode(*self.content),
+            sheets,
+            script,
+        )
 
     def __repr__(self) -> str:
         parts = [counted(len(self.ledger), "event")]
@@ -203,10 +219,18 @@ def scenes(graphs: Mapping[int, Graph]) -> Data:
     return {"layouts": layouts, "graphs": drawn, "of": of, "missing": missing}
 
 
-def _data(form: _Form, layout: int, edges: Sequence[Sequence[Any]]) -> Data:
+def _data(
+    form: _Form,
+    layout: int,
+    edges: Sequence[Sequence[Any]],
+) -> Data:
     """Return what a page is told of one graph: its layout, the numbers on its cards, the order of its nodes."""
     values = [[text for _, text in card.numbers] for card in form.cards]
-    data: Data = {"l": layout, "v": values, "order": order(form.graph)}
+    data: Data = {
+        "l": layout,
+        "v": values,
+        "order": order(form.graph),
+    }
     if form.graph.before:
         data["made"] = 1
     by = factors(form.graph, edges)
@@ -293,7 +317,12 @@ def assets() -> tuple[str, str]:
 
 
 def fragment(
-    kind: str, name: str, text: str, data: str, sheets: Iterable[str], script: str
+    kind: str,
+    name: str,
+    text: str,
+    data: str,
+    sheets: Iterable[str],
+    script: str,
 ) -> str:
     """Return what a page carries of a view: its data, the text that stands there without it, its styles, its module.
 

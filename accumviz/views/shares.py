@@ -14,10 +14,11 @@ from accumviz.ledger.flow import SAME
 from accumviz.ledger.ledger import Ledger
 from accumviz.ledger.shares import Shares
 from accumviz.show import literal
-from accumviz.views.style import number
+from accumviz.views.style import label_colors, number
 
 # So many shares or micro-batches are written one by one.
 _MOST_LISTED = 6
+_NO_LABEL = "#5f6b77"
 
 
 class Segment(NamedTuple):
@@ -50,11 +51,12 @@ class Segment(NamedTuple):
 
 
 class ShareBar(NamedTuple):
-    """The shares of one objective in one step; `label` is that of its first backward."""
+    """The shares of one objective in one step; `label` is that of its first backward, which has the `color`."""
 
     step: int
     objective: str
     label: str
+    color: str
     segments: tuple[Segment, ...]
 
     @property
@@ -138,13 +140,15 @@ def bars(
 def _of_step(ledger: Ledger, rows: Shares) -> list[ShareBar]:
     backwards = np.unique(rows.backward).tolist()
     micro_batch = {b: n for n, b in enumerate(backwards, 1)}
+    colors = label_colors(ledger.labels)
     every = []
     for objective in dict.fromkeys(rows.objective.tolist()):
         mine = rows.take(rows.objective == objective)
         label = ledger.events[int(mine.backward[0])].label
         name = literal(mine.objectives[objective])
         segments = _segments(mine, micro_batch)
-        every.append(ShareBar(int(mine.step[0]), name, label, segments))
+        color = colors.get(label, _NO_LABEL)
+        every.append(ShareBar(int(mine.step[0]), name, label, color, segments))
     return every
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from accumviz.checks.compare import Comparison, error, place
@@ -113,7 +113,12 @@ def _ends(rows: Sequence[Any], noun: str) -> tuple[list[Any], list[str]]:
     return [*rows[:half], *rows[-half:]], [note]
 
 
-def _head(ledger: Ledger, parameters: Iterable[int], *, has_loss: bool) -> str:
+def _head(
+    ledger: Ledger,
+    parameters: Iterable[int],
+    *,
+    has_loss: bool,
+) -> str:
     names = ""
     columns = ""
     for p in parameters:
@@ -165,19 +170,12 @@ def _event(ledger: Ledger, event: Event) -> str:
         remarks.append(f"inside a {event.within}")
     lost = ledger.unconsumed(event.index)
     if lost:
-        remarks.append(_erased(lost))
+        of = counted(len(set().union(*lost.values())), "backward")
+        where = counted(len(lost), "parameter")
+        remarks.append(f"erased before any step used it: {of} in {where}")
     said = "".join(f'<span class="av-said">{escape(one)}</span>' for one in remarks)
     color = style.KIND[event.kind]
     return f'<span class="av-kind" style="border-color:{color}">{shown}</span>{said}'
-
-
-def _erased(lost: Mapping[str, Iterable[int]]) -> str:
-    backwards = sorted(set().union(*lost.values()))
-    numbers = ", ".join(f"#{backward}" for backward in backwards[:4])
-    more = ", …" if len(backwards) > 4 else ""
-    of = f"{counted(len(backwards), 'backward')} ({numbers}{more})"
-    where = counted(len(lost), "parameter")
-    return f"erased before any step used it: {of} in {where}"
 
 
 def _name(name: str, limit: int) -> str:
@@ -191,7 +189,12 @@ def _cells(ledger: Ledger, event: int, p: int) -> str:
     return f'<td class="av-n av-first">{added}</td><td class="av-n av-grad">{grad}</td>'
 
 
-def _number(ledger: Ledger, event: int, p: int, of: str) -> str:
+def _number(
+    ledger: Ledger,
+    event: int,
+    p: int,
+    of: str,
+) -> str:
     """Write the number alone: that it is a norm stands in the head of its column."""
     return escape(words.value(ledger, event, p, of).removeprefix("‖·‖ "))
 
@@ -217,7 +220,11 @@ def provenance_html(provenance: Provenance) -> str:
 
 
 def _framed(
-    label: str, caption: str, head: str, rows: Sequence[str], notes: Iterable[str]
+    label: str,
+    caption: str,
+    head: str,
+    rows: Sequence[str],
+    notes: Iterable[str],
 ) -> str:
     """Frame a table in a box that scrolls by itself, so that a narrow page does not."""
     below = "".join(f"<p>{note}</p>" for note in notes)

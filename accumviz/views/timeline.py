@@ -6,19 +6,19 @@ import fnmatch
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from accumviz.ledger.ledger import Event, Ledger, Parameter, Recorded, recorded
 from accumviz.views import style, words
 from accumviz.views.columns import (
     EventColumns,
-    ShareStrip,
     draw_headings,
     draw_name,
     draw_rule,
+    draw_saved,
+    draw_shares,
     heading_height,
     rule_keys,
-    saved_strips,
+    share_keys,
 )
 from accumviz.views.figure import (
     INK,
@@ -45,6 +45,7 @@ from accumviz.views.layout import (
     part_keys,
     part_texts,
 )
+from accumviz.views.shares import bars
 
 _LEFT = 14.0
 # How narrow a column of bars may be, on a page and on a phone, and how wide.
@@ -101,7 +102,8 @@ def timeline(
         else:
             figure = _draw(ledger, rows, chosen, WIDE)
             width = 72 * figure.get_size_inches()[0]
-            if width > PHONE:
+            # What does not fit on a page scrolls there, and on a phone, too.
+            if PHONE < width <= WIDE:
                 figure.narrow = _draw(ledger, rows, chosen, PHONE)
     figure.words = words.story(ledger, chosen, rows)
     if figure.narrow is not None:
@@ -153,7 +155,10 @@ def _events(ledger: Ledger, wanted: slice | Iterable[int] | None) -> list[int]:
 
 
 def _draw(
-    ledger: Ledger, rows: list[int], events: list[int], width: float
+    ledger: Ledger,
+    rows: list[int],
+    events: list[int],
+    width: float,
 ) -> PageFigure:
     """Paint the first lanes below their names; what is wider than the page scrolls there."""
     is_phone = width <= PHONE
@@ -226,13 +231,12 @@ class _Painter:
             top = draw_name(canvas, lane.name, what, y, mono=True)
             self._lane(lane, _Place.of(lane, top, tall))
             y = top + tall
-        shares = ShareStrip(self.ledger, columns)
-        y = shares.draw(canvas, columns, y)
-        self.left_out |= shares.left_out
-        keys = self._keys() + shares.keys()
-        for strip in saved_strips(columns.events):
-            y = strip.draw(canvas, columns, y)
-            keys += strip.keys()
+        shares, _ = bars(self.ledger, [event.index for event in columns.events])
+        y, had_room = draw_shares(canvas, columns, shares, y)
+        self.left_out |= not had_room
+        keys = self._keys() + share_keys(self.ledger, shares)
+        y, saved_keys = draw_saved(canvas, columns, y)
+        keys += saved_keys
         bottom = draw_legend(canvas, keys, self._notes(), y + 12)
         return canvas.finish(bottom + 6)
 
@@ -240,8 +244,14 @@ class _Painter:
         canvas = self.canvas
         columns = self.columns
         self._rules(lane, place)
-        line: Any = {"color": MUTED, "linewidth": 0.9, "zorder": 1}
-        canvas.level(columns.left, columns.end, place.zero, **line)
+        canvas.level(
+            columns.left,
+            columns.end,
+            place.zero,
+            color=MUTED,
+            linewidth=0.9,
+            zorder=1,
+        )
         digits = 4 if self.is_wordy else 3
         totals = [style.number(bar.grad, digits) for bar in lane.bars]
         rooms = self._rooms(totals)
@@ -262,7 +272,14 @@ class _Painter:
             faint = _is_foreign(self.ledger, event, parameter)
             self.foreign |= faint
             x = self.columns.x(i)
-            draw_rule(self.canvas, event, x, place.top, place.bottom, faint=faint)
+            draw_rule(
+                self.canvas,
+                event,
+                x,
+                place.top,
+                place.bottom,
+                faint=faint,
+            )
 
     def _rooms(self, totals: list[str]) -> list[float]:
         """Return the room of each total: a column if all fit there, else two, where a step used it."""
@@ -288,9 +305,22 @@ class _Painter:
             if len(bar.parts) > 1 or part.look == "new":
                 self._number(part, middle, clear_of(top, height, line))
         right = left + self.bar
-        self.canvas.level(left - 4, right + 4, line, linewidth=2.6, zorder=4)
+        self.canvas.level(
+            left - 4,
+            right + 4,
+            line,
+            linewidth=2.6,
+            zorder=4,
+        )
 
-    def _total(self, bar: Bar, place: _Place, i: int, text: str, room: float) -> None:
+    def _total(
+        self,
+        bar: Bar,
+        place: _Place,
+        i: int,
+        text: str,
+        room: float,
+    ) -> None:
         """Write what a bar comes to beyond its end, where that has room."""
         width = _total_width(text)
         if width > room:
@@ -300,24 +330,58 @@ class _Painter:
         y = place.y(low) + 13 if bar.grad < 0 else place.y(high) - 12
         middle = self.columns.middle(i)
         is_wide = width > self.columns.width
-        self.canvas.text(middle, y, text, weight="bold", ha="center", ground=is_wide)
+        self.canvas.text(
+            middle,
+            y,
+            text,
+            weight="bold",
+            ha="center",
+            ground=is_wide,
+        )
 
-    def _part(self, part: Part, x: float, y: float, height: float) -> None:
+    def _part(
+        self,
+        part: Part,
+        x: float,
+        y: float,
+        height: float,
+    ) -> None:
         canvas = self.canvas
         color = self._color(part)
         alpha, hatch = _LOOKS[part.look]
         if height >= _THIN:
-            look: Any = {"alpha": alpha, "hatch": hatch, "edge": color}
-            look |= {"fill": color, "linewidth": 1.2}
-            canvas.box(x, y + 0.6, self.bar, height - 1.2, **look)
+            canvas.box(
+                x,
+                y + 0.6,
+                self.bar,
+                height - 1.2,
+                fill=color,
+                edge=color,
+                alpha=alpha,
+                hatch=hatch,
+                linewidth=1.2,
+            )
             return
         # Of one so thin only the sides are outlined: what is hollow stays hollow, what is pale stays pale.
         gap = 1.0 if height > 2 else 0.0
         filled = max(height - gap, 0.8)
-        canvas.box(x, y, self.bar, filled, fill=color, alpha=alpha)
+        canvas.box(
+            x,
+            y,
+            self.bar,
+            filled,
+            fill=color,
+            alpha=alpha,
+        )
         for side in (x, x + self.bar):
-            line: Any = {"color": color, "linewidth": 1.2, "zorder": 2}
-            canvas.upright(side, y, y + height, **line)
+            canvas.upright(
+                side,
+                y,
+                y + height,
+                color=color,
+                linewidth=1.2,
+                zorder=2,
+            )
 
     def _color(self, part: Part) -> str:
         if part.born < 0:
@@ -325,7 +389,12 @@ class _Painter:
         label = self.ledger[part.born].label
         return self.colors.get(label, MUTED)
 
-    def _number(self, part: Part, x: float, free: tuple[float, float]) -> None:
+    def _number(
+        self,
+        part: Part,
+        x: float,
+        free: tuple[float, float],
+    ) -> None:
         """Write how much a part is into it, where there is room: the middle of what is free, and its height."""
         text = style.number(part.amount)
         middle, room = free
@@ -334,26 +403,55 @@ class _Painter:
         ink = style.ink_on(self._color(part)) if part.look == "new" else INK
         # On a hatched ground, a number stands in a clear one.
         ground = part.look == "unseen"
-        self.canvas.text(x, middle, text, ha="center", color=ink, ground=ground)
+        self.canvas.text(
+            x,
+            middle,
+            text,
+            ha="center",
+            color=ink,
+            ground=ground,
+        )
 
     def _absent(self, place: _Place, i: int) -> None:
         middle = self.columns.middle(i)
-        left = middle - self.bar / 2
-        right = middle + self.bar / 2
-        line: Any = {"color": MUTED, "linewidth": 2.2, "dash": (2.2, 3.63)}
-        self.canvas.level(left, right, place.zero, **line)
-        text = "None" if self.is_wordy else "∅"
-        look: Any = {"size": 11.5, "style": "italic", "color": MUTED, "ha": "center"}
-        self.canvas.text(middle, place.zero - 12, text, **look)
+        self.canvas.level(
+            middle - self.bar / 2,
+            middle + self.bar / 2,
+            place.zero,
+            color=MUTED,
+            linewidth=2.2,
+            dash=(2.2, 3.63),
+        )
+        self.canvas.text(
+            middle,
+            place.zero - 12,
+            "None" if self.is_wordy else "∅",
+            size=11.5,
+            style="italic",
+            color=MUTED,
+            ha="center",
+        )
 
     def _broken(self, place: _Place, i: int, text: str) -> None:
         middle = self.columns.middle(i)
-        left = middle - self.bar / 2
         top = place.top + 26
-        height = place.bottom - 10 - top
-        look: Any = {"edge": INK, "hatch": "///", "linewidth": 1.2, "zorder": 3}
-        self.canvas.box(left, top, self.bar, height, **look)
-        self.canvas.text(middle, place.top + 12, text, weight="bold", ha="center")
+        self.canvas.box(
+            middle - self.bar / 2,
+            top,
+            self.bar,
+            place.bottom - 10 - top,
+            edge=INK,
+            hatch="///",
+            linewidth=1.2,
+            zorder=3,
+        )
+        self.canvas.text(
+            middle,
+            place.top + 12,
+            text,
+            weight="bold",
+            ha="center",
+        )
 
     def _erased(self, lane: Lane, place: _Place, i: int) -> None:
         """Mark what an event erased before any step used it."""
@@ -363,18 +461,30 @@ class _Painter:
             return
         text = "×"
         if len(lost) == 1:
-            amount = words.value(self.ledger, lost[0], lane.parameter, "contribution")
+            amount = words.value(
+                self.ledger,
+                lost[0],
+                lane.parameter,
+                "contribution",
+            )
             text = f"× {amount}"
         if text_width(text, 11) > self.columns.width:
             text = "×"
         middle = (place.top + place.bottom) / 2
         beside = 18 if place.zero < middle else -18
-        self.canvas.text(self.columns.middle(i), middle + beside, text, ha="center")
+        self.canvas.text(
+            self.columns.middle(i),
+            middle + beside,
+            text,
+            ha="center",
+        )
 
     def _keys(self) -> list[Key]:
         """Return the entries of the legend: only what this figure shows."""
         events = self.columns.events
-        states, looks = self._states_and_looks()
+        bars = [bar for lane in self.lanes for bar in lane.bars]
+        states = {bar.state for bar in bars}
+        looks = {part.look for bar in bars for part in bar.parts}
         keys = []
         texts = part_texts(self.ledger)
         for text, look, color in part_keys(self.colors, looks, texts, MUTED):
@@ -389,16 +499,6 @@ class _Painter:
             sign = "" if self.is_wordy else "∅: "
             keys.append(Key(f"{sign}no .grad (None)", MUTED, kind="dots"))
         return keys + rule_keys(events)
-
-    def _states_and_looks(self) -> tuple[set[str], set[str]]:
-        """Return the states of bars that are drawn, and the looks of their parts."""
-        states = set()
-        looks: set[str] = set()
-        for lane in self.lanes:
-            for bar in lane.bars:
-                states.add(bar.state)
-                looks.update(part.look for part in bar.parts)
-        return states, looks
 
     def _notes(self) -> list[str]:
         split = [lane for lane in self.lanes if _has_split_bars(lane)]

@@ -86,7 +86,12 @@ def is_vector(ledger: Ledger, parameter: int) -> bool:
     return parameter in ledger.exact and 0 < ledger.parameters[parameter].numel <= 4
 
 
-def value(ledger: Ledger, event: int, parameter: int, of: str = "grad") -> str:
+def value(
+    ledger: Ledger,
+    event: int,
+    parameter: int,
+    of: str = "grad",
+) -> str:
     """Write a contribution (empty if there was none) or a `.grad` ("None" if there was none).
 
     One element is written as it is, up to four as a vector, more as their 2-norm, `‖·‖`.
@@ -234,7 +239,11 @@ def moved(ledger: Ledger, event: Event) -> str:
     return ", ".join(texts)
 
 
-def sentence(ledger: Ledger, event: Event, parameters: Sequence[int]) -> str:
+def sentence(
+    ledger: Ledger,
+    event: Event,
+    parameters: Sequence[int],
+) -> str:
     """Tell one event in words, with the numbers of the given parameters."""
     parts = [_received(ledger, event.index, p) for p in parameters[:_MOST_NAMES]]
     more = len(parameters) - _MOST_NAMES
@@ -259,7 +268,11 @@ def _received(ledger: Ledger, event: int, p: int) -> str:
     return text
 
 
-def overview(ledger: Ledger, events: Sequence[int], parameters: Sequence[int]) -> str:
+def overview(
+    ledger: Ledger,
+    events: Sequence[int],
+    parameters: Sequence[int],
+) -> str:
     """Say in one sentence what a ledger, or a part of it, holds."""
     cells = np.ix_(list(events), list(parameters))
     norms = ledger.contribution[cells][ledger.state[cells] & CONTRIBUTED > 0]
