@@ -88,9 +88,7 @@ def ledger_data(
     grads = np.where(state & PRESENT, ledger.grad[chosen], -1.0).T
     pixels = _pixels(ledger, events, added, grads, levels)
     rows, added, grads = _rows(ledger, added, grads)
-    lanes = {}
-    if 0 < added.size <= _MOST_BARS and len(events) == len(ledger):
-        lanes = _add_bars(ledger, rows, added, grads)
+    lanes = _add_bars(ledger, rows, added, grads)
     _use_one_scale(rows)
     height = layout.lane_height(len(ledger.parameters), len(events)) if lanes else 0
     colors = style.label_colors([literal(label) for label in ledger.labels])
@@ -133,13 +131,21 @@ def ledger_data(
             "told": _marks(len(events), width),
             "px": pixels.ravel().tolist(),
         }
-    bars = _shares(ledger, chosen.tolist(), colors)
-    if bars:
-        data["shares"] = bars
-    path = ground.picture(ledger, chosen.tolist()) if ground is not None else {}
-    if path:
-        data["weights"] = path
+    data |= _further_panes(ledger, chosen.tolist(), colors, ground)
     return data, packed
+
+
+def _further_panes(
+    ledger: Ledger,
+    chosen: list[int],
+    colors: dict[str, str],
+    ground: Ground | None,
+) -> dict[str, Any]:
+    """Return shares and weights, where there are some to show."""
+    panes = {"shares": _shares(ledger, chosen, colors)}
+    if ground is not None:
+        panes["weights"] = ground.picture(ledger, chosen)
+    return {name: pane for name, pane in panes.items() if pane}
 
 
 def _inks(colors: dict[str, str]) -> list[list[Any]]:
@@ -463,6 +469,9 @@ def _add_bars(
     grads: np.ndarray,
 ) -> dict[str, list[Any]]:
     """Return the bars of small ledgers, and add how far they reach, and what events erased unused, to the rows."""
+    is_thinned = added.shape[1] < len(ledger)
+    if is_thinned or not 0 < added.size <= _MOST_BARS:
+        return {}
     # What is never zeroed stays in every later bar.
     if layout.count_parts(ledger) > _MOST_PARTS:
         return {}
