@@ -59,8 +59,8 @@ About = tuple[list[Parameter], Details]
 class Row:
     """One event on its way to the columns: what is known of it, and which numbers are still to come.
 
-    `changed`, `contributed`, `alike` and `unmeasured` are leaves: those whose `.grad` it changed, those that it added
-    to, those whose `.grad` is now what was added, and those to which something of unknown size was added.
+    `changed`, `contributed` and `unmeasured` are leaves: those whose `.grad` it changed, those that it added to, and
+    those to which something of unknown size was added.
     """
 
     # Class attributes, because most events need few of them and a row is made in the training loop.
@@ -70,7 +70,6 @@ class Row:
     present: bytes | bytearray = b""
     changed: Sequence[int] = ()
     contributed: Sequence[int] = ()
-    alike: Sequence[int] = ()
     unmeasured: Sequence[int] = ()
     done = False
 
@@ -113,12 +112,17 @@ class Row:
 
     def take_leaves(
         self,
-        what: str,
+        what: Sequence[str],
         leaves: Sequence[int],
         tensors: list[Tensor],
     ) -> None:
         """Give it the elements of these tensors, of one device and dtype, as numbers of leaves."""
-        self._take(tensors, lambda values: self.give(what, leaves, values))
+
+        def put(values: list[float]) -> None:
+            for each in what:
+                self.give(each, leaves, values)
+
+        self._take(tensors, put)
 
     def _take(self, tensors: list[Tensor], put: Put) -> None:
         """Read tensors as they are now, without waiting for a device."""
@@ -173,7 +177,7 @@ class Backward(Row):
     `had` are the PRESENT bits when it began, `state` is what it has brought to each leaf (`gradients.State`), `reached`
     the leaves in the order in which it came. What is `held` is there in its version, made on this stream; what
     `arrived` and was not held had this place and version. A contribution has been read (`settled`) before the event of
-    that number, and `same` are the leaves whose `.grad` is what was contributed. `hooked` is what came
+    that number. `hooked` is what came
     before hooks of the user's saw it; `by_hook` are the leaves for which these changed it, or `.grad`.
     """
 
@@ -201,7 +205,6 @@ class Backward(Row):
         self.held: dict[int, tuple[Tensor, int, int]] = {}
         self.arrived: dict[int, tuple[int, int] | None] = {}
         self.settled: dict[int, int] = {}
-        self.same: Leaves = []
         self.hooked: dict[int, tuple[Tensor, int]] = {}
         self.by_hook: set[int] = set()
 
@@ -266,7 +269,6 @@ def block_of(
     tables, read, weighed = _filled(rows, layout)
     changed = layout.marked(rows, "changed")
     contributed = layout.marked(rows, "contributed")
-    same = layout.marked(rows, "alike")
     bits = b"".join([row.present for row in rows])
     present = np.frombuffer(bits, np.uint8)
     present = present.reshape(len(rows), count)
@@ -274,11 +276,9 @@ def block_of(
     unknown = ~contributed | layout.marked(rows, "unmeasured")
     added[unknown[:, owners]] = np.nan
     grad = np.concatenate([before, tables["grad"]])
-    # With no `.grad` before, what backward added is what is there now.
-    np.copyto(grad[1:], added, where=same[:, owners])
     # A `.grad` that nothing touched is what it was: fill each row from the last one that says.
     numbered = np.arange(1, len(rows) + 1)[:, None]
-    says = np.where(read | same, numbered, 0)
+    says = np.where(read, numbered, 0)
     last = np.maximum.accumulate(says, axis=0)
     grad = grad[last[:, owners], np.arange(len(owners))]
     absent = present == 0
@@ -308,8 +308,8 @@ def _filled(
     # Most rows are given numbers of the same leaves, which go into a table at once.
     alike: dict[Any, tuple[list[int], list[list[float]]]] = {}
     for at, row in enumerate(rows):
-        for what, leaves, values in row.given:
-            places, given = alike.setdefault((what, leaves), ([], []))
+        for nth, (what, leaves, values) in enumerate(row.given):
+            places, given = alike.setdefault((nth, what, leaves), ([], []))
             places.append(at)
             given.append(values)
     tables = {}
@@ -317,7 +317,10 @@ def _filled(
         tables[what] = np.full((len(rows), len(layout.owners)), np.nan)
     read = np.zeros((len(rows), layout.count), bool)
     weighed = np.zeros(len(rows), bool)
-    for (what, leaves), (places, given) in alike.items():
+    # What a row is given later of a leaf replaces what it was given before.
+    for key in sorted(alike):
+        _, what, leaves = key
+        places, given = alike[key]
         cells = np.ix_(places, layout.places(leaves))
         tables[what][cells] = given
         if what == "grad":

@@ -577,7 +577,7 @@ class Collectives:
         """Read what reduce-scatters of this backward brought, and let go of it."""
         for sync in running.syncs:
             for i, piece in sync.pieces.items():
-                self._leaves.read(sync, "contribution", {i: piece.reshape(-1)})
+                self._leaves.read(sync, ("contribution",), {i: piece.reshape(-1)})
                 keep_for_stream(piece)  # it was scattered on a stream of FSDP's
             sync.pieces.clear()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from functools import partial
 from math import prod
@@ -61,6 +61,8 @@ class State(IntEnum):
 
 
 NEW, ARRIVED, HELD, READ, UNKNOWN = State
+# What is read of tensors: what came, and what `.grad` is.
+_CAME, _IS = ("contribution",), ("grad",)
 # Tensors of leaves.
 Tensors = dict[int, Tensor]
 # A leaf and its norm, or (`~leaf`) its elements.
@@ -189,10 +191,10 @@ class Gradients:
                 if stream is None and grad.is_cuda and made_on != _stream(grad):
                     keep_for_stream(grad)
         running.held, running.waiting = rest, 0
-        self.read(running, "contribution", grads)
+        self.read(running, _CAME, grads)
 
-    def _read_arrived(self, running: Backward) -> None:
-        """Read the contributions that are what `.grad` is."""
+    def _read_arrived(self, running: Backward) -> Iterable[int]:
+        """Read the contributions that are what `.grad` is; return of which leaves."""
         grads: Tensors = {}
         for i, came in running.arrived.items():
             grad = self.tensors[i].grad
@@ -203,8 +205,8 @@ class Gradients:
             else:  # freed or changed meanwhile: that something came is known, not how much
                 running.state[i] = UNKNOWN
         running.arrived = {}
-        running.same += grads
-        self._last = self.read(running, "contribution", grads) or self._last
+        self._last = self.read(running, (*_CAME, *_IS), grads) or self._last
+        return grads
 
     def settle(self, running: Backward) -> None:
         """Read what has reached leaves so far, and their `.grad`, while it is there to be read."""
@@ -224,10 +226,7 @@ class Gradients:
             return
         if i in self.rewritable:
             running.by_hook.add(i)
-        if running.had[i] or i in self.rewritable:
-            self.read_grads(running, [i])
-        elif running.state[i] in (HELD, READ):
-            running.same.append(i)
+        self.read_grads(running, [i])
         running.settled.setdefault(i, self.events())
         self.update([i])
 
@@ -241,35 +240,24 @@ class Gradients:
         changed = sorted(set(self.update()) - running.synced)
         if running.held:
             self.read_held(running)
-        if running.arrived:
-            self._read_arrived(running)
-        running.contributed, running.alike = reached, running.same
+        arrived = self._read_arrived(running) if running.arrived else ()
+        running.contributed = reached
         running.changed = list(dict.fromkeys([*reached, *changed]))
         running.present = bytes(self.present)
-        if UNKNOWN in running.state or running.settled:
-            self._doubt(running, changed)
+        if UNKNOWN in running.state:
+            names = self.named.names
+            running.unmeasured = [i for i in reached if running.state[i] == UNKNOWN]
+            running.details["unmeasured"] = [names[i] for i in running.unmeasured]
         unread = set(changed)
         if self.rewritable:
             # What they have been seen with is what autograd made of it.
             running.by_hook |= self.rewritable & unread
             unread |= self.rewritable.intersection(reached).difference(running.settled)
-        self.read_grads(running, sorted(unread.difference(running.alike)))
+        self.read_grads(running, sorted(unread.difference(arrived)))
         if reached and running.by_hook.issuperset(reached):
             running.details["by_hook"] = math.nan
         if self.disturbed:
             running.details["overlapped"] = True
-
-    def _doubt(self, running: Backward, changed: Leaves) -> None:
-        """Say of which leaves something is not known, or not any more, since they were looked at in between."""
-        state = running.state
-        rewritten = running.settled.keys() & changed
-        running.alike = [
-            i for i in running.same if state[i] == READ and i not in rewritten
-        ]
-        running.unmeasured = [i for i in running.reached if state[i] == UNKNOWN]
-        if running.unmeasured:
-            names = self.named.names
-            running.details["unmeasured"] = [names[i] for i in running.unmeasured]
 
     # --- what `.grad` is -----------------------------------------------------------------------
 
@@ -322,12 +310,12 @@ class Gradients:
             grad = self.tensors[i].grad
             if grad is not None:
                 grads[i] = grad
-        self._last = self.read(row, "grad", grads) or self._last
+        self._last = self.read(row, _IS, grads) or self._last
 
     def read(
         self,
         row: Row,
-        what: str,
+        what: Sequence[str],
         tensors: Tensors,
     ) -> Sample | None:
         """Give a row what is in these tensors of leaves.
@@ -354,7 +342,8 @@ class Gradients:
                 row.take_leaves(what, places, parts)
                 continue
             values = _elements(members) if whole else host_norms(members)
-            row.given.append((what, tuple(places), values))
+            for each in what:
+                row.given.append((each, tuple(places), values))
             if sample is None:
                 end = first.numel() if whole else 1
                 sample = places[0], values[:end]
@@ -363,7 +352,7 @@ class Gradients:
     def _readable_ones(
         self,
         row: Row,
-        what: str,
+        what: Sequence[str],
         tensors: Tensors,
     ) -> Tensors:
         """Return what can be read, local parts of DTensors, and say of the rest that something is there."""
@@ -380,12 +369,13 @@ class Gradients:
         self,
         row: Row,
         indices: Iterable[int],
-        what: str = "grad",
+        what: Sequence[str] = _IS,
     ) -> None:
         """Say in a row that these leaves' numbers are not known, and expect changes without a new version."""
         self._last = None
         for i in indices:
-            row.give(what, [i], [math.nan])
+            for each in what:
+                row.give(each, [i], [math.nan])
 
     def weigh(self, row: Row) -> None:
         """Give a row the weights of the small leaves, those of FSDP as shards only."""
@@ -394,7 +384,7 @@ class Gradients:
             tensor = local(self.tensors[i])
             if readable(tensor) and tensor.numel() == size:
                 weights[i] = tensor
-        self.read(row, "weight", weights)
+        self.read(row, ("weight",), weights)
 
     # --- whose they are ------------------------------------------------------------------------
 
