@@ -177,8 +177,8 @@ class Backward(Row):
     `had` are the PRESENT bits when it began, `state` is what it has brought to each leaf (`gradients.State`), `reached`
     the leaves in the order in which it came. What is `held` is there in its version, made on this stream; what
     `arrived` and was not held had this place and version. A contribution has been read (`settled`) before the event of
-    that number. `hooked` is what came
-    before hooks of the user's saw it; `by_hook` are the leaves for which these changed it, or `.grad`.
+    that number. `hooked` is what came before hooks of the user's saw it; `by_hook` are the leaves for which these
+    changed it, or `.grad`.
     """
 
     keeps = False

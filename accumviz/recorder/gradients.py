@@ -213,11 +213,10 @@ class Gradients:
         with self.lock:
             fresh = [i for i in running.reached if i not in running.settled]
             running.settled |= dict.fromkeys(fresh, self.events())
-            held = [i for i in fresh if running.state[i] in (HELD, READ)]
             running.by_hook |= self.rewritable.intersection(self.update(fresh))
             self.read_held(running)
-            self._read_arrived(running)
-            self.read_grads(running, held)
+            arrived = self._read_arrived(running)
+            self.read_grads(running, sorted(set(fresh).difference(arrived)))
 
     def accumulated(self, i: int) -> None:
         """Read what a backward has made of a leaf's `.grad`, before a library changes it or takes it away."""
