@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from accumviz.checks.report import Finding, setting
+from accumviz.checks.report import Finding, around, setting
 from accumviz.checks.suggestions import Code
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, Event, listed
 from accumviz.ledger.flow import SAME, number, steps_of
@@ -379,6 +379,7 @@ class LedgerAnalysis:
             at.source,
             evidence,
             cause,
+            around=around(str(self.ledger.sources.get(at.file, "")), at.line),
             **about,
         )
 

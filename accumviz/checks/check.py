@@ -61,6 +61,7 @@ RULES = (
     Rule(order.clip_scaled_grads, ("clip-per-micro-batch",)),
     Rule(order.clip_per_micro_batch),
     Rule(order.clip_on_the_wrong_side),
+    Rule(order.clip_of_nothing),
     Rule(owners.gan_gradient_leak),
     Rule(several.fsdp2_zero_keeps_unsharded, ("leftover-carried",)),
     Rule(weights.leftover_carried, ("tail-dropped",), _SHARES),

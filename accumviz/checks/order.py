@@ -18,7 +18,7 @@ from accumviz.checks.analysis import (
 )
 from accumviz.checks.report import Finding
 from accumviz.checks.suggestions import calling_line
-from accumviz.ledger.events import CHANGED, Event
+from accumviz.ledger.events import CHANGED, PRESENT, Event
 from accumviz.ledger.flow import SAME, number
 
 # Of a scaler that begins too high, so few steps are skipped.
@@ -102,6 +102,27 @@ def clip_on_the_wrong_side(optimizer: OptimizerHistory) -> Iterator[Finding]:
         cause="The clip comes after the step, which has read the gradients as they were: it has no effect.",
         times=len(clips),
     )
+
+
+def clip_of_nothing(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    """Find a line that clips no parameter at all, each time, while there are gradients."""
+    clips = analysis.at("clip")
+    empty = analysis.events.detail("of_nothing", default=False)[clips].astype(bool)
+    lines = analysis.events.column("line")[clips]
+    for line in np.unique(lines[empty]).tolist():
+        event, *others = clips[lines == line].tolist()
+        present = analysis.ledger.state[event] & PRESENT
+        if empty[lines == line].all() and present.any():
+            yield analysis.finding(
+                "note",
+                event,
+                evidence={},
+                cause=(
+                    "The clip is given no parameters, and nothing is clipped: `filter`, `map` and generators can be "
+                    "read once, and the optimizer or an earlier clip has read this one. Make a list of it."
+                ),
+                times=1 + len(others),
+            )
 
 
 def _reads_too_late(analysis: LedgerAnalysis, clip: int) -> OptimizerHistory | None:

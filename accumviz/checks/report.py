@@ -22,6 +22,8 @@ _REFERENCE = "api"
 _BOOK = Path(__file__).resolve().parents[2]
 
 SEVERITIES = ("error", "warning", "note")
+# So many lines of code stand above the user's, and below it.
+_AROUND = 2
 # So many equal numbers are written one by one.
 _FEW = 3
 # What has fewer columns is written as if it had so many.
@@ -53,7 +55,7 @@ class Finding:
 
     `rule` is its name, `severity` one of `"error"`, `"warning"` and `"note"`. `step` is the index of
     the step that it spoils (None where there is none), `event` that of the event to look at; `file`,
-    `line` and `source` are where that is.
+    `line` and `source` are where that is, and `around` is the code there, by the numbers of its lines.
     `evidence` holds the numbers, `cause` one sentence;
     `suggestion` shows the line as it is (`-`) and as it should be (`+`), or is empty. `times` counts
     how often it was met, `optimizer` is the number of the optimizer that it concerns, `rank` whose
@@ -73,6 +75,7 @@ class Finding:
     times: int = 1
     optimizer: int | None = None
     rank: int | None = None
+    around: tuple[tuple[int, str], ...] = ()
 
     @property
     def numbers(self) -> str:
@@ -215,17 +218,36 @@ def _write(finding: Finding, page: _Lines, paint: Callable[[str, str], str]) -> 
     head += f", {finding.times} times" if finding.times > 1 else ""
     page.lines.extend(["", head])
     if finding.file or finding.line:
-        source = literal(finding.source)
-        number = str(finding.line)
-        page.add_code(f"  {literal(finding.file)}:{number}")
-        page.add_code(f"  {number} | {source}".rstrip())
-        page.add_code(f"  {' ' * len(number)} | {'^' * len(source)}")
+        _write_code(finding, page)
     page.add(finding.cause)
     page.add(finding.numbers)
     if finding.suggestion:
         page.add("Change it to:")
     for row in finding.suggestion.splitlines():
         page.lines.append(f"    {paint(literal(row), row[:1])}")
+
+
+def _write_code(finding: Finding, page: _Lines) -> None:
+    """Write the user's line with a caret below it, between the lines around it."""
+    page.add_code(f"  {literal(finding.file)}:{finding.line}")
+    rows = finding.around or ((finding.line, finding.source),)
+    code = textwrap.dedent("\n".join(literal(text.expandtabs(4)) for _, text in rows))
+    digits = len(str(rows[-1][0]))
+    for (number, _), text in zip(rows, code.split("\n"), strict=True):
+        page.add_code(f"  {number:>{digits}} | {text}".rstrip())
+        if number == finding.line:
+            carets = re.sub(r"\S.*", lambda rest: "^" * len(rest[0]), text)
+            page.add_code(f"  {'':>{digits}} | {carets}")
+
+
+def around(text: str, line: int) -> tuple[tuple[int, str], ...]:
+    """Return a line of a file with the two before and the two after it, by their numbers.
+
+    >>> around("a\\nb\\nc\\nd", 4)
+    ((2, 'b'), (3, 'c'), (4, 'd'))
+    """
+    numbered = list(enumerate(text.splitlines(), 1))
+    return tuple(numbered[max(line - _AROUND - 1, 0) : line + _AROUND])
 
 
 def address(rule: str, *, local: bool = False) -> str:

@@ -439,6 +439,8 @@ def _read_clip(name: str, args: Args, kwargs: Kwargs) -> _Change:
     limits |= {limit: kwargs[limit] for limit in names if limit in kwargs}
     details = {"by": "value" if by_value else "norm", **limits}
     given = args[0] if args else kwargs["parameters"]
+    if isinstance(given, list) and not given:
+        details["of_nothing"] = True
     return None, [given] if isinstance(given, Tensor) else given, details
 
 

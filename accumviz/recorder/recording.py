@@ -429,6 +429,9 @@ class Recording:
 
     def change_begins(self, tensors: Any) -> bool:
         follows = self._follows(tensors)
+        # A clip of nothing was meant for something.
+        if isinstance(tensors, list) and not tensors and not self._closed:
+            follows = self._gradients.is_ours()
         if follows:
             self._before_change()
         return follows
