@@ -99,7 +99,8 @@ m, o = make()
 train(m, o)
 tell(m)
 sys.stdout.flush()
-time.sleep(3)
+time.sleep(0.6)
+train(m, o)
 os.kill(os.getpid(), signal.SIGKILL)
 """,
 }
@@ -161,8 +162,10 @@ def test_a_script_runs_as_it_does_without_us_and_leaves_its_ledger(name: str, tm
     kinds = [event.kind for event in ledger]
     killed = name == "is killed"
     assert ledger.complete is not killed
-    assert kinds == WHOLE * (2 if name in ("forks", "has two models and replaces step") else 1)
-    if not killed:
+    if killed:  # at most its last half second is lost
+        assert kinds[: len(WHOLE)] == WHOLE
+    else:
+        assert kinds == WHOLE * (2 if name in ("forks", "has two models and replaces step") else 1)
         assert "accumviz: " in got[2]
         # Once for each recording: a forked child says nothing.
         assert got[2].count("Report: ") == (2 if name == "deletes its model" else 1)
@@ -233,7 +236,7 @@ def test_a_finding_fails_the_run_where_that_was_asked_for_and_nothing_else(tmp_p
     assert code == 1, err
     assert "loss-not-divided" in err
     line = UNDIVIDED.splitlines().index("            loss.backward()") + 1
-    shown = rf"  train\.py:{line}\n  {line} \| loss\.backward\(\)\n +\| \^{{15}}\n"
+    shown = rf"  train\.py:{line}\n  {line - 2} \| .*\n  .*\n  {line} \| ( *)loss\.backward\(\)\n +\| \1\^{{15}}\n"
     assert re.search(shown, err), err
     assert err.endswith("\n\nLook at it: accumviz view train.ledger\n"), "what to type next is the last line"
     assert "loss-not-divided  at event 3, 2 times" in err, "an index among events is not the number of a step"
