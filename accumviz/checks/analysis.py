@@ -449,13 +449,16 @@ class OptimizerHistory(LedgerAnalysis):
 
     @cached_property
     def is_fed_by_hand(self) -> bool:
-        """True where it has parameters that no backward reaches, and whose `.grad` something else fills."""
+        """True where something else than a backward fills an empty `.grad`, or one that no backward reaches."""
         reached = self.contributed[:, self.columns].any(axis=0)
-        edits = np.ix_(self.at("edit"), self.columns[~reached])
-        ledger = self.ledger
-        changed = ledger.state[edits] & CHANGED > 0
-        filled = changed & (ledger.grad[edits] > 0)
-        return bool(filled.any())
+        edits = self.at("edit")
+        before = np.nan_to_num(self.ledger.grad[np.ix_(edits - 1, self.columns)])
+        # Before the first event there is nothing.
+        before[edits == 0] = 0
+        here = np.ix_(edits, self.columns)
+        changed = self.ledger.state[here] & CHANGED > 0
+        filled = changed & (self.ledger.grad[here] > 0)
+        return bool((filled & (~reached | (before == 0))).any())
 
     def epoch(self, event: int) -> tuple[int, int] | None:
         """Return the run through a loader in which an event fell: the innermost, or the last that ended before.
@@ -544,11 +547,13 @@ def for_each_optimizer(
 def for_each_loss(
     search: Callable[[LedgerAnalysis, list[WindowShare]], Iterator[Finding]],
 ) -> Search:
-    """Search the windows of each loss, of each optimizer."""
+    """Search the windows of each loss, of each optimizer whose gradients are the losses' alone."""
 
     @wraps(search)
     def search_all(analysis: LedgerAnalysis) -> Iterator[Finding]:
-        for shares in analysis.objectives.values():
-            yield from search(analysis, shares)
+        fed = [o.optimizer for o in analysis.every_optimizer if o.is_fed_by_hand]
+        for (optimizer, _), shares in analysis.objectives.items():
+            if optimizer not in fed:
+                yield from search(analysis, shares)
 
     return search_all
