@@ -187,6 +187,7 @@ def as_code(body: str) -> str:
 # What these roles show stands in the role itself; the others are looked up in the book.
 ROLES: dict[str, Callable[[str], str]] = {
     "at": titled,
+    "download": as_code,
     "math": "${}$".format,
     "py:class": as_code,
     "py:func": as_code,

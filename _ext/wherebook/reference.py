@@ -91,7 +91,8 @@ def fields_only(
     app: Sphinx, what: str, name: str, subject: Any, options: Any, signature: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
     """The signature of a plain record names its fields; any other class is made by a verb, never by hand."""
-    if what == "class" and not (is_dataclass(subject) or hasattr(subject, "_fields")):
+    record = hasattr(subject, "_fields") or (is_dataclass(subject) and subject.__dataclass_params__.frozen)
+    if what == "class" and not record:
         return "", None
     # what a factory makes has no source to show, and Sphinx cannot read a signature that says so
     return signature and signature.replace("<factory>", "..."), returned
