@@ -46,7 +46,10 @@ _COLORS = {
     "+": "32",
 }
 
-_NOT_SEEN = "Not seen: an EMA, a teacher or other state that steps by itself."
+_NOT_SEEN = (
+    "Not seen: an EMA, a teacher or other state that steps by itself, optimizer state that was loaded, "
+    "terms of a loss without a gradient."
+)
 
 
 @dataclass(frozen=True)
