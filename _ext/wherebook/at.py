@@ -3,7 +3,7 @@
     {at}`−20 <fig-loop:1>`                       a player: event 1
     {at}`−20 <1>`                                the nearest player above: event 1
     {at}`two graphs <fig-ways:3, way=accumulation>`   an explorer: event 3 of the run that these controls choose
-    {at}`the product <fig-chain:MulBackward0>`   a drawn graph: the node of this title
+    {at}`the product <fig-by-hand:MulBackward0>`   a drawn graph: the node of this title
 
 Figures are named by a label before them, or by their own name. On a page the words are a link that leads to that state
 without a script, too; elsewhere they are just the words.
