@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from accumviz.checks.report import Finding, around, setting
+from accumviz.checks.report import Finding, Findings, around, setting
 from accumviz.checks.suggestions import Code
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, Event, listed
 from accumviz.ledger.flow import SAME, number, steps_of
@@ -103,7 +103,7 @@ class WindowShare:
     again: bool
     erased: tuple[int, ...]
     term: Mapping[str, Any]
-    of_step: list[WindowShare] = field(repr=False)
+    of_step: WindowShares = field(repr=False)
 
     @property
     def many(self) -> int:
@@ -148,7 +148,7 @@ class WindowShare:
         return self.judged and are_close(self.each)
 
     @property
-    def beside(self) -> list[WindowShare]:
+    def beside(self) -> WindowShares:
         """The losses of all objectives that the step read, this one among them."""
         return [share for share in self.of_step if share.many]
 
@@ -175,6 +175,9 @@ class WindowShare:
         inside = abs(number(self.term.get("own", 1.0))) or math.nan
         sums = self.total, self.total / inside
         return any(is_close(each, total) for each in sums)
+
+
+WindowShares = list[WindowShare]
 
 
 def _put_together(rows: list[_Row]) -> list[_Row]:
@@ -240,9 +243,9 @@ class LedgerAnalysis:
         norms = self.ledger.contribution[backward, reached]
         return bool(np.isfinite(norms).all())
 
-    def _window_shares(self) -> dict[tuple[int, int], list[WindowShare]]:
+    def _window_shares(self) -> dict[tuple[int, int], WindowShares]:
         """Return what each step of each optimizer read, or would have read but for a zeroing, of every objective."""
-        of_steps: dict[tuple[int, int], list[WindowShare]] = defaultdict(list)
+        of_steps: dict[tuple[int, int], WindowShares] = defaultdict(list)
         for _, group in groupby(self._rows(), key=lambda row: row[:2]):
             rows = list(group)
             of_step = of_steps[rows[0].step, rows[0].optimizer]
@@ -262,9 +265,7 @@ class LedgerAnalysis:
         lists = [columns[name][order].tolist() for name in _Row._fields]
         return map(_Row._make, zip(*lists, strict=True))
 
-    def _window_share(
-        self, rows: list[_Row], of_step: list[WindowShare]
-    ) -> WindowShare:
+    def _window_share(self, rows: list[_Row], of_step: WindowShares) -> WindowShare:
         """Return what one step read of one objective."""
         used = [row for row in rows if not row.erased]
         flags = _columns(used)
@@ -292,9 +293,9 @@ class LedgerAnalysis:
         )
 
     @cached_property
-    def objectives(self) -> dict[tuple[int, int], list[WindowShare]]:
+    def objectives(self) -> dict[tuple[int, int], WindowShares]:
         """The shares that each optimizer consumed of each objective, in the order of its steps."""
-        objectives: dict[tuple[int, int], list[WindowShare]] = defaultdict(list)
+        objectives: dict[tuple[int, int], WindowShares] = defaultdict(list)
         for of_step in self.window_shares.values():
             for share in of_step:
                 if share.many:
@@ -431,11 +432,11 @@ class OptimizerHistory(LedgerAnalysis):
         lengths = Counter(self.first_step_of.values())
         self.usual = modal_length(lengths.values())
 
-    def of_step(self, step: int) -> list[WindowShare]:
+    def of_step(self, step: int) -> WindowShares:
         """Return what a step read of every objective, or would have read but for a zeroing."""
         return self.window_shares.get((step, self.optimizer), [])
 
-    def shares_of(self, step: int) -> list[WindowShare]:
+    def shares_of(self, step: int) -> WindowShares:
         """Return what a step read of every objective."""
         return [share for share in self.of_step(step) if share.many]
 
@@ -527,16 +528,16 @@ class OptimizerHistory(LedgerAnalysis):
         return float(ratios.min(initial=1.0))
 
 
-Search = Callable[[LedgerAnalysis], Iterator[Finding]]
+Search = Callable[[LedgerAnalysis], Findings]
 
 
 def for_each_optimizer(
-    search: Callable[[OptimizerHistory], Iterator[Finding]],
+    search: Callable[[OptimizerHistory], Findings],
 ) -> Search:
     """Search the history of each optimizer, whose number the findings get."""
 
     @wraps(search)
-    def search_all(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    def search_all(analysis: LedgerAnalysis) -> Findings:
         for optimizer in analysis.optimizers:
             for finding in search(optimizer):
                 yield replace(finding, optimizer=optimizer.optimizer)
@@ -545,12 +546,12 @@ def for_each_optimizer(
 
 
 def for_each_loss(
-    search: Callable[[LedgerAnalysis, list[WindowShare]], Iterator[Finding]],
+    search: Callable[[LedgerAnalysis, WindowShares], Findings],
 ) -> Search:
     """Search the windows of each loss, of each optimizer whose gradients are the losses' alone."""
 
     @wraps(search)
-    def search_all(analysis: LedgerAnalysis) -> Iterator[Finding]:
+    def search_all(analysis: LedgerAnalysis) -> Findings:
         fed = [o.optimizer for o in analysis.every_optimizer if o.is_fed_by_hand]
         for (optimizer, _), shares in analysis.objectives.items():
             if optimizer not in fed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import numpy as np
 from accumviz.checks import order, owners, values, weights, windows
 from accumviz.checks import ranks as several
 from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory
-from accumviz.checks.report import SEVERITIES, Finding, Report
+from accumviz.checks.report import SEVERITIES, Finding, Findings, Report
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
 
 _SHARES = "shares"
@@ -32,7 +32,7 @@ class Rule(NamedTuple):
     One that `compares` finds in the summaries of several ranks' ledgers, any other in one ledger.
     """
 
-    find: Callable[[Any], Iterator[Finding]]
+    find: Callable[[Any], Findings]
     explains: tuple[str, ...] = ()
     needs: str = ""
     compares: bool = False
@@ -120,18 +120,23 @@ def _report(judged: list[_Judged]) -> Report:
         counts.update(one.counts)
         for rule, why in one.unjudged.items():
             unjudged.setdefault(rule, one.of_rank(why))
-    reason = judged[0].reason
-    if any(one.reason != reason for one in judged):
-        reason = next(one.of_rank(one.reason) for one in judged if one.reason)
-    conditions = [one.condition for one in judged if one.condition]
+    conditions = [one.condition for one in judged]
     conditions += several.conditions_of_ranks(_summaries(judged))
     return Report(
         tuple(_one_for_each_cause(judged)),
-        reason,
+        _reason(judged),
         unjudged,
-        counts,
-        conditions[0] if conditions else "",
+        dict(counts),
+        next(filter(None, conditions), ""),
     )
+
+
+def _reason(judged: list[_Judged]) -> str:
+    """Return why there is no verdict; where not all ledgers have that reason, whose the first one is."""
+    reasons = {one.reason for one in judged}
+    if len(reasons) == 1:
+        return reasons.pop()
+    return next(one.of_rank(one.reason) for one in judged if one.reason)
 
 
 def _summaries(judged: Sequence[_Judged]) -> list[several.RankSummary]:
@@ -204,10 +209,14 @@ def _cut_short(ledger: Ledger) -> str:
         return f"the recording stopped before its end: {ledger.meta['stopped']}"
     if not ledger.complete:
         return "the ledger is incomplete: its process ended before the recording was closed"
-    ended = ledger.meta.get("ended")
+    return _error_at_the_end(ledger.meta.get("ended"))
+
+
+def _error_at_the_end(ended: Any) -> str:
+    """Say with which error a script ended, or the script of one rank of several."""
     every = ended.values() if isinstance(ended, Mapping) else [ended]
-    errors = [str(each) for each in every if _is_error(each)]
-    return f"the script ended with an error: {errors[0]}" if errors else ""
+    error = next(filter(_is_error, every), None)
+    return f"the script ended with an error: {error}" if error else ""
 
 
 def _is_error(ended: Any) -> bool:
@@ -227,6 +236,11 @@ def _reasons(analysis: LedgerAnalysis) -> Iterator[str]:
         yield "no parameter that was recorded belongs to an optimizer that stepped"
     for optimizer in analysis.optimizers:
         yield from _reasons_of(optimizer)
+    yield from _last_errors(analysis)
+
+
+def _last_errors(analysis: LedgerAnalysis) -> Iterator[str]:
+    """Say which error the last backward of each rank raised."""
     last = {analysis.ranks[b]: b for b in analysis.at("backward").tolist()}
     for b in last.values():
         error = analysis.detail(b, "error")
@@ -302,14 +316,14 @@ def _lacking_of_shares(analysis: LedgerAnalysis) -> Iterator[str]:
 def _one_for_each_cause(judged: list[_Judged]) -> list[Finding]:
     """Put together what the rules have found, but for what another finding explains."""
     findings: dict[tuple[str, str, int, str], Finding] = {}
-    explained: set[tuple[str, Any]] = set()
+    explained: dict[str, set[Any]] = defaultdict(set)
     for rule in RULES:
         for finding in _findings(rule, judged):
-            if _is_explained(finding, explained):
+            if _is_explained(finding, explained[rule.name]):
                 continue
             if finding.severity != "note":
-                names = (*rule.explains, *_UNEXPLAINED)
-                explained |= {(name, _owner(finding)) for name in names}
+                for name in (*rule.explains, *_UNEXPLAINED):
+                    explained[name].add(_owner(finding))
             # One line, in several ranks or for several objectives, is one finding.
             key = finding.rule, finding.file, finding.line, finding.source
             before = findings.setdefault(key, replace(finding, times=0))
@@ -317,7 +331,7 @@ def _one_for_each_cause(judged: list[_Judged]) -> list[Finding]:
     return sorted(findings.values(), key=lambda each: SEVERITIES.index(each.severity))
 
 
-def _findings(rule: Rule, judged: list[_Judged]) -> Iterator[Finding]:
+def _findings(rule: Rule, judged: list[_Judged]) -> Findings:
     """Return what a rule has found in each rank, and by comparing them."""
     for one in judged:
         yield from one.findings.get(rule.name, ())
@@ -328,13 +342,10 @@ def _findings(rule: Rule, judged: list[_Judged]) -> Iterator[Finding]:
             yield replace(finding, rule=rule.name, rank=rank)
 
 
-def _is_explained(finding: Finding, explained: set[tuple[str, Any]]) -> bool:
+def _is_explained(finding: Finding, owners: set[Any]) -> bool:
     """Return whether another finding has said why, of the same optimizer or of all."""
     owner = _owner(finding)
-    owners = [one for name, one in explained if name == finding.rule]
-    if owner is None:
-        return bool(owners)
-    return owner in owners or None in owners
+    return bool(owners) if owner is None else not owners.isdisjoint((owner, None))
 
 
 def _owner(finding: Finding) -> tuple[int | None, int] | None:

@@ -204,26 +204,12 @@ def compare(a: Ledger | Recorded, b: Ledger | Recorded) -> Comparison:
     """
     a, b = recorded(a, "compare"), recorded(b, "compare")
     common, notes = _common_parameters(a, b)
-    windows = {"a": a.windows(), "b": b.windows()}
-    for side, of_side in windows.items():
-        if not of_side:
-            raise ValueError(
-                f"compare() found no step in {side}; expected recordings in which an optimizer steps"
-            )
-    counts = len(windows["a"]), len(windows["b"])
-    if counts[0] != counts[1]:
-        notes.append(f"steps: {counts[0]} in a, {counts[1]} in b")
-    both = zip(*windows.values(), strict=False)
+    of_a, of_b = _windows(a, "a"), _windows(b, "b")
+    if len(of_a) != len(of_b):
+        notes.append(f"steps: {len(of_a)} in a, {len(of_b)} in b")
+    both = zip(of_a, of_b, strict=False)
     pairs = [_Pair(a, b, in_a, in_b, common) for in_a, in_b in both]
-    steps = []
-    first = None
-    for number, pair in enumerate(pairs):
-        note = "" if first is None else "the weights differ by now"
-        parts = pair.distances(pair.in_a.step, pair.in_b.step)
-        step = StepPair(pair.in_a.step, pair.in_b.step, _relative(parts), parts, note)
-        steps.append(step)
-        if first is None and step.at_least > pair.rounding(step):
-            first = number
+    steps, first = _steps(pairs)
     if not all(step.exact for step in steps):
         notes.append(
             "of some parameters only norms were kept: see `exact=N` of `record`"
@@ -235,6 +221,30 @@ def compare(a: Ledger | Recorded, b: Ledger | Recorded) -> Comparison:
         parting = _parting(pair, pair.rounding(steps[first]))
         causes = _causes(pair)
     return Comparison(tuple(steps), first, parting, tuple(causes), tuple(notes))
+
+
+def _windows(ledger: Ledger, side: str) -> Sequence[Window]:
+    """Return what each step of a recording consumed. Raises `ValueError` where there is none."""
+    windows = ledger.windows()
+    if not windows:
+        raise ValueError(
+            f"compare() found no step in {side}; expected recordings in which an optimizer steps"
+        )
+    return windows
+
+
+def _steps(pairs: Sequence[_Pair]) -> tuple[list[StepPair], int | None]:
+    """Measure each pair of steps, and return the place of the first that differs by more than rounding."""
+    steps = []
+    first = None
+    for number, pair in enumerate(pairs):
+        note = "" if first is None else "the weights differ by now"
+        parts = pair.distances(pair.in_a.step, pair.in_b.step)
+        step = StepPair(pair.in_a.step, pair.in_b.step, _relative(parts), parts, note)
+        steps.append(step)
+        if first is None and step.at_least > pair.rounding(step):
+            first = number
+    return steps, first
 
 
 # --- what is compared -------------------------------------------------------------------------
@@ -367,15 +377,19 @@ def _causes(pair: _Pair) -> list[Cause]:
             f"({len(pair.in_a.backwards)} backwards) and to {in_b:.4g} in b ({len(pair.in_b.backwards)})."
         )
         return [Cause("factor", said)]
-    spreads = {"a": _spread(shares[0]), "b": _spread(shares[1])}
+    return _uneven({"a": _spread(shares[0]), "b": _spread(shares[1])})
+
+
+def _uneven(spreads: dict[str, float]) -> list[Cause]:
+    """Return that the elements of one recording alone weigh differently, if they do."""
     uneven = max(spreads, key=spreads.__getitem__)
-    if min(spreads.values()) <= 1 + _TOLERANCE < spreads[uneven]:
-        said = (
-            f"In {uneven}, an element of one micro-batch weighs up to {spreads[uneven]:.4g} times as much as one of "
-            "another; in the other recording all weigh the same."
-        )
-        return [Cause("uneven shares", said)]
-    return []
+    if not min(spreads.values()) <= 1 + _TOLERANCE < spreads[uneven]:
+        return []
+    said = (
+        f"In {uneven}, an element of one micro-batch weighs up to {spreads[uneven]:.4g} times as much as one of "
+        "another; in the other recording all weigh the same."
+    )
+    return [Cause("uneven shares", said)]
 
 
 def _shares(ledger: Ledger, window: Window) -> Shares:

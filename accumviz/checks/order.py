@@ -16,7 +16,7 @@ from accumviz.checks.analysis import (
     between,
     for_each_optimizer,
 )
-from accumviz.checks.report import Finding
+from accumviz.checks.report import Finding, Findings
 from accumviz.checks.suggestions import calling_line
 from accumviz.ledger.events import CHANGED, PRESENT, Event
 from accumviz.ledger.flow import SAME, number
@@ -46,7 +46,7 @@ def _misplaced(
 
 
 @for_each_optimizer
-def clip_per_micro_batch(optimizer: OptimizerHistory) -> Iterator[Finding]:
+def clip_per_micro_batch(optimizer: OptimizerHistory) -> Findings:
     """Find a clip between the backwards of one window, which shortens what is there already."""
     every = {step: _clips_inside(optimizer, step) for step in optimizer.windows}
     clips = {step: inside for step, inside in every.items() if inside}
@@ -85,7 +85,7 @@ def _clips_inside(optimizer: OptimizerHistory, step: int) -> list[int]:
 
 
 @for_each_optimizer
-def clip_on_the_wrong_side(optimizer: OptimizerHistory) -> Iterator[Finding]:
+def clip_on_the_wrong_side(optimizer: OptimizerHistory) -> Findings:
     """Find a clip of gradients that the step has already read."""
     every = optimizer.at("clip").tolist()
     clips = [clip for clip in every if _reads_too_late(optimizer, clip) is optimizer]
@@ -104,7 +104,7 @@ def clip_on_the_wrong_side(optimizer: OptimizerHistory) -> Iterator[Finding]:
     )
 
 
-def clip_of_nothing(analysis: LedgerAnalysis) -> Iterator[Finding]:
+def clip_of_nothing(analysis: LedgerAnalysis) -> Findings:
     """Find a line that clips no parameter at all, each time, while there are gradients."""
     clips = analysis.at("clip")
     empty = analysis.events.detail("of_nothing", default=False)[clips].astype(bool)
@@ -132,14 +132,19 @@ def _reads_too_late(analysis: LedgerAnalysis, clip: int) -> OptimizerHistory | N
     most = number(event.details.get("max_norm", 0.0))
     if event.details.get("by") != "value" and not math.isfinite(most):
         return None
-    on_rank = [o for o in analysis.optimizers if event.rank in (None, o.rank)]
-    here = np.array([clip])
-    concerned = [o for o in on_rank if o.changed_by(here).size]
-    # Where it changed nothing, nothing may be in `.grad` of any of them. What it changed may be handed to an optimizer.
-    if not (analysis.ledger.state[clip] & CHANGED).any():
-        concerned = on_rank
+    concerned = _concerned(analysis, event)
     late = all(o.nothing_since_step(clip) for o in concerned)
     return concerned[0] if concerned and late else None
+
+
+def _concerned(analysis: LedgerAnalysis, clip: Event) -> list[OptimizerHistory]:
+    """Return the optimizers whose `.grad` a clip changed; all where it changed none: nothing may have been there."""
+    on_rank = [o for o in analysis.optimizers if clip.rank in (None, o.rank)]
+    # What it changed may be handed to an optimizer.
+    if not (analysis.ledger.state[clip.index] & CHANGED).any():
+        return on_rank
+    here = np.array([clip.index])
+    return [o for o in on_rank if o.changed_by(here).size]
 
 
 # --- the scaler -------------------------------------------------------------------------------
@@ -153,10 +158,10 @@ def _scaled(optimizer: OptimizerHistory) -> dict[int, float]:
 
 
 @for_each_optimizer
-def clip_scaled_grads(optimizer: OptimizerHistory) -> Iterator[Finding]:
+def clip_scaled_grads(optimizer: OptimizerHistory) -> Findings:
     """Find a clip of gradients that the scaler has not unscaled yet."""
     scaled = _scaled(optimizer)
-    clips = optimizer.changing("clip").tolist() if scaled else []
+    clips = optimizer.changing("clip").tolist()
     early = [c for c in clips if _clips_scaled(optimizer, [*scaled], c)]
     if not early:
         return
@@ -208,17 +213,10 @@ def _clips_scaled(optimizer: OptimizerHistory, scaled: list[int], clip: int) -> 
 
 
 @for_each_optimizer
-def backward_after_unscale(optimizer: OptimizerHistory) -> Iterator[Finding]:
+def backward_after_unscale(optimizer: OptimizerHistory) -> Findings:
     """Find a scaled contribution added to a sum that is unscaled already."""
     scaled = _scaled(optimizer)
-    late = []
-    for step, window in optimizer.windows.items():
-        # What an earlier step has unscaled and left is another mistake.
-        since = max(window[0], optimizer.previous_step(step))
-        inside = optimizer.changing("unscale", since, step).tolist()
-        after = [b for b in window if inside and b > inside[0] and b in scaled]
-        if after:
-            late.append((after[0], inside, step))
+    late = _added_late(optimizer, scaled)
     if not late:
         return
     b, inside, step = late[0]
@@ -239,11 +237,26 @@ def backward_after_unscale(optimizer: OptimizerHistory) -> Iterator[Finding]:
     )
 
 
+def _added_late(
+    optimizer: OptimizerHistory, scaled: dict[int, float]
+) -> list[tuple[int, list[int], int]]:
+    """Return the first scaled backward after an `unscale_` of its window, with all of these and the step."""
+    late = []
+    for step, window in optimizer.windows.items():
+        # What an earlier step has unscaled and left is another mistake.
+        since = max(window[0], optimizer.previous_step(step))
+        inside = optimizer.changing("unscale", since, step).tolist()
+        after = [b for b in window if inside and b > inside[0] and b in scaled]
+        if after:
+            late.append((after[0], inside, step))
+    return late
+
+
 # --- schedulers -------------------------------------------------------------------------------
 
 
 @for_each_optimizer
-def scheduler_per_micro_batch(optimizer: OptimizerHistory) -> Iterator[Finding]:
+def scheduler_per_micro_batch(optimizer: OptimizerHistory) -> Findings:
     """Find a learning-rate scheduler that steps with each backward, where the optimizer steps with each window."""
     schedules = _schedules(optimizer)
     steps = _stepped_too_often(optimizer, schedules)
@@ -272,14 +285,19 @@ def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
         too_often = _stepped_too_often(optimizer, schedules)
         if too_often and _comes_to_nothing(analysis, schedules):
             yield "a schedule of the micro-batches is meant"
-        # Steps of a scheduler since the last of which the scaler skipped all steps.
-        idle = 0
-        for pair in pairwise([-1, *schedules.tolist()]):
-            skipped = between(optimizer.skipped, *pair)
-            taken = between(optimizer.steps, *pair)
-            idle += skipped.size > 0 and not taken.size
+        idle = _moved_on_in_vain(optimizer, schedules)
         if idle >= _AGAIN:
             yield f"a schedule that moves on with {idle} steps that the scaler skipped is meant"
+
+
+def _moved_on_in_vain(optimizer: OptimizerHistory, schedules: np.ndarray) -> int:
+    """Count the steps of a scheduler since the last of which the scaler skipped all steps."""
+    idle = 0
+    for pair in pairwise([-1, *schedules.tolist()]):
+        skipped = between(optimizer.skipped, *pair)
+        taken = between(optimizer.steps, *pair)
+        idle += skipped.size > 0 and not taken.size
+    return idle
 
 
 def _schedules(optimizer: OptimizerHistory) -> np.ndarray:
@@ -292,11 +310,11 @@ def _schedules(optimizer: OptimizerHistory) -> np.ndarray:
 
 def _stepped_too_often(optimizer: OptimizerHistory, schedules: np.ndarray) -> list[int]:
     """Return the steps of most windows, where a scheduler steps between any two of their backwards; else none."""
+    if not schedules.size or _is_given_its_place(optimizer.ledger[int(schedules[0])]):
+        return []
     windows = {s: used for s, used in optimizer.windows.items() if len(used) > 1}
     steps = [s for s, used in windows.items() if _is_between_all(schedules, used)]
-    if not schedules.size or 2 * len(steps) <= len(windows):
-        return []
-    return [] if _is_given_its_place(optimizer.ledger[int(schedules[0])]) else steps
+    return steps if 2 * len(steps) > len(windows) else []
 
 
 def _is_between_all(schedules: np.ndarray, window: list[int]) -> bool:

@@ -13,7 +13,7 @@ from accumviz.checks.analysis import (
     between,
     for_each_optimizer,
 )
-from accumviz.checks.report import Finding
+from accumviz.checks.report import Findings
 from accumviz.checks.suggestions import calling_line, knows, zeroing
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, PRESENT
 
@@ -34,20 +34,11 @@ def _named(analysis: LedgerAnalysis, columns: Sequence[int]) -> str:
 # --- parameters without an optimizer, or with two ---------------------------------------------
 
 
-def parameter_outside_or_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
+def parameter_outside_or_twice(analysis: LedgerAnalysis) -> Findings:
     """Find gradients that no step uses and nothing erases, or that an optimizer which steps in vain should have."""
-    ledger = analysis.ledger
-    erased = ledger.outcomes.erased
-    in_vain = any(not optimizer.windows for optimizer in analysis.optimizers)
-    outside: dict[OptimizerHistory | None, list[int]] = {}
-    for p in _unused(analysis):
-        owners = [o for o in analysis.every_optimizer if p in o.columns]
-        if (erased[:, p] < 0).all() or (in_vain and not owners):
-            owner = owners[0] if owners else None
-            outside.setdefault(owner, []).append(p)
-    for owner, columns in outside.items():
+    for owner, columns in _outside(analysis).items():
         whose = f"to {owner.name}, which never steps" if owner else _NO_OWNER
-        names = [ledger.parameters[p].name for p in columns[:4]]
+        names = [analysis.ledger.parameters[p].name for p in columns[:4]]
         yield analysis.finding(
             "warning",
             int(np.flatnonzero(analysis.contributed[:, columns[0]])[1]),
@@ -59,21 +50,25 @@ def parameter_outside_or_twice(analysis: LedgerAnalysis) -> Iterator[Finding]:
     yield from _nothing_to_step_on(analysis)
 
 
+def _outside(analysis: LedgerAnalysis) -> dict[OptimizerHistory | None, list[int]]:
+    """Return the parameters that are never trained, by the optimizer that has them and never steps."""
+    is_erased = _is_erased(analysis)
+    in_vain = not all(optimizer.windows for optimizer in analysis.optimizers)
+    outside: dict[OptimizerHistory | None, list[int]] = {}
+    for p in _unused(analysis):
+        owner = next((o for o in analysis.every_optimizer if p in o.columns), None)
+        if not is_erased[p] or (in_vain and not owner):
+            outside.setdefault(owner, []).append(p)
+    return outside
+
+
 @for_each_optimizer
-def _nothing_to_step_on(optimizer: OptimizerHistory) -> Iterator[Finding]:
+def _nothing_to_step_on(optimizer: OptimizerHistory) -> Findings:
     """Find steps without any gradient, where backwards only reach what no optimizer has."""
-    ledger = optimizer.ledger
-    reached = np.any(optimizer.contributed, axis=1)
-    every = optimizer.at("backward")
-    in_vain = {}
-    for step in optimizer.steps.tolist():
-        since = between(every, optimizer.previous_step(step), step)
-        filled = (ledger.grad[step, optimizer.columns] > 0).any()
-        if since.size and not (filled or reached[since].any()):
-            in_vain[step] = int(since[0])
-    if len(in_vain) < _AGAIN or ledger.meta.get("steps_elsewhere"):
+    in_vain = _steps_in_vain(optimizer)
+    if len(in_vain) < _AGAIN or optimizer.ledger.meta.get("steps_elsewhere"):
         return
-    step, backward = next(iter(in_vain.items()))
+    step, backward = in_vain[0]
     yield optimizer.finding(
         "error",
         backward,
@@ -87,6 +82,26 @@ def _nothing_to_step_on(optimizer: OptimizerHistory) -> Iterator[Finding]:
     )
 
 
+def _steps_in_vain(optimizer: OptimizerHistory) -> list[tuple[int, int]]:
+    """Return the steps without a gradient, each with the first backward since the step before."""
+    reached = np.any(optimizer.contributed, axis=1)
+    every = optimizer.at("backward")
+    in_vain = []
+    for step in optimizer.steps.tolist():
+        since = between(every, optimizer.previous_step(step), step)
+        filled = (optimizer.ledger.grad[step, optimizer.columns] > 0).any()
+        if since.size and not (filled or reached[since].any()):
+            in_vain.append((step, int(since[0])))
+    return in_vain
+
+
+def _is_erased(analysis: LedgerAnalysis) -> list[bool]:
+    """Mark the parameters of which something erased a contribution."""
+    erased = analysis.ledger.outcomes.erased
+    marks: list[bool] = np.any(erased >= 0, axis=0).tolist()
+    return marks
+
+
 def _unused(analysis: LedgerAnalysis) -> list[int]:
     """Return the parameters that get gradients again and again, and of which no optimizer has stepped."""
     if any(optimizer.is_fed_by_hand for optimizer in analysis.optimizers):
@@ -94,13 +109,18 @@ def _unused(analysis: LedgerAnalysis) -> list[int]:
     stepping = {optimizer.optimizer for optimizer in analysis.optimizers}
     unused = []
     for p, parameter in enumerate(analysis.ledger.parameters):
-        born = np.flatnonzero(analysis.contributed[:, p])
-        rounds = np.unique(np.searchsorted(analysis.at("step"), born)).size
-        often = rounds > (_AGAIN if parameter.optimizers else 1)
         outside = stepping and not stepping.intersection(parameter.optimizers)
+        again = _AGAIN if parameter.optimizers else 1
+        often = _rounds(analysis, p) > again
         if often and outside and not parameter.unsharded_of:
             unused.append(p)
     return unused
+
+
+def _rounds(analysis: LedgerAnalysis, p: int) -> int:
+    """Count the windows, of whatever optimizer, in which a parameter gets a gradient."""
+    born = np.flatnonzero(analysis.contributed[:, p])
+    return np.unique(np.searchsorted(analysis.at("step"), born)).size
 
 
 # --- what has to be meant ---------------------------------------------------------------------
@@ -108,40 +128,50 @@ def _unused(analysis: LedgerAnalysis) -> list[int]:
 
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what has to be meant for a healthy loop to be so: what no step or no loss trains, and what several do."""
-    erased = analysis.ledger.outcomes.erased
-    is_erased = np.any(erased >= 0, axis=0).tolist()
+    is_erased = _is_erased(analysis)
     thrown_away = [p for p in _unused(analysis) if is_erased[p]]
     if thrown_away:
         names = _named(analysis, thrown_away)
         yield f"no optimizer is meant to apply the gradients of {names}"
     for optimizer in analysis.optimizers:
         yield _unreached(optimizer)
-        if optimizer.steps.size >= _AGAIN and not optimizer.windows:
-            yield f"{optimizer.name} is meant to step {optimizer.steps.size} times without a gradient"
+        yield _never_filled(optimizer)
     pairs = permutations(analysis.optimizers, 2)
     shared = [_shared_loss(one, other) for one, other in pairs]
     yield max(shared, default="", key=bool)
 
 
+def _never_filled(optimizer: OptimizerHistory) -> str:
+    """Name an optimizer that steps again and again, and never has a gradient."""
+    if optimizer.windows or optimizer.steps.size < _AGAIN:
+        return ""
+    return f"{optimizer.name} is meant to step {optimizer.steps.size} times without a gradient"
+
+
 def _unreached(optimizer: OptimizerHistory) -> str:
     """Name an optimizer's parameters that no backward reaches, beside others; empty where there are none."""
+    idle = _idle(optimizer)
+    # What one rank lacks another one may have.
+    is_seen = optimizer.rank is None
+    if not idle or not is_seen or len(optimizer.windows) < _AGAIN:
+        return ""
+    names = _named(optimizer, idle)
+    return f"no loss is meant to reach {names}, which {optimizer.name} has"
+
+
+def _idle(optimizer: OptimizerHistory) -> list[int]:
+    """Return an optimizer's parameters whose `.grad` nothing touches; none where FSDP may not have scattered one."""
     parameters = optimizer.ledger.parameters
     happened = optimizer.ledger.state & (CONTRIBUTED | PRESENT | CHANGED)
     touched = np.any(happened, axis=0)
-    # What FSDP has not scattered yet is elsewhere.
     elsewhere = {parameters[p].unsharded_of for p in np.flatnonzero(touched).tolist()}
     idle = [
         p
         for p in optimizer.columns[~touched[optimizer.columns]].tolist()
         if parameters[p].requires_grad and not parameters[p].unsharded_of
     ]
-    # What one rank lacks another one may have.
-    is_seen = optimizer.rank is None
-    is_seen &= elsewhere.isdisjoint(parameters[p].name for p in idle)
-    if not idle or not is_seen or len(optimizer.windows) < _AGAIN:
-        return ""
-    names = _named(optimizer, idle)
-    return f"no loss is meant to reach {names}, which {optimizer.name} has"
+    names = {parameters[p].name for p in idle}
+    return idle if names.isdisjoint(elsewhere) else []
 
 
 def _shared_loss(one: OptimizerHistory, other: OptimizerHistory) -> str:
@@ -157,17 +187,24 @@ def _shared_loss(one: OptimizerHistory, other: OptimizerHistory) -> str:
     if not (shared and several and _are_apart(one, other)):
         return ""
     backwards = one.read[np.isin(its, theirs)].tolist()
-    labels = dict.fromkeys(one.ledger[b].label or "a loss" for b in backwards)
-    meant = "is" if len(labels) == 1 else "are each"
-    learned = f"{' and '.join(labels)} {meant} meant to train"
-    return f"{learned} what {one.name} has, as well as what {other.name} has"
+    trained = _losses_in_words(one, backwards)
+    return f"{trained} meant to train what {one.name} has, as well as what {other.name} has"
+
+
+def _losses_in_words(analysis: LedgerAnalysis, backwards: list[int]) -> str:
+    labels = dict.fromkeys(analysis.ledger[b].label or "a loss" for b in backwards)
+    return f"{' and '.join(labels)} {'is' if len(labels) == 1 else 'are each'}"
 
 
 # --- several networks -------------------------------------------------------------------------
 
 
+# Backwards that leak, each with the step that was to read it, and the one that did so later.
+_Leaks = Iterator[tuple[int, int, int]]
+
+
 @for_each_optimizer
-def gan_gradient_leak(optimizer: OptimizerHistory) -> Iterator[Finding]:
+def gan_gradient_leak(optimizer: OptimizerHistory) -> Findings:
     """Find a loss of one network that another network's step consumes as well."""
     leaks = list(_all_leaks(optimizer))
     if not leaks:
@@ -194,7 +231,7 @@ def gan_gradient_leak(optimizer: OptimizerHistory) -> Iterator[Finding]:
     )
 
 
-def _all_leaks(optimizer: OptimizerHistory) -> Iterator[tuple[int, int, int]]:
+def _all_leaks(optimizer: OptimizerHistory) -> _Leaks:
     """Return each backward that leaks from another optimizer's loss, where this one has several, and both steps."""
     if np.unique(optimizer.sites[optimizer.backwards]).size < 2:
         return
@@ -217,9 +254,7 @@ def _layers(optimizer: OptimizerHistory) -> set[str]:
     return {name.rpartition(".")[0] for name in names if "." in name}
 
 
-def _read_later(
-    optimizer: OptimizerHistory, other: OptimizerHistory
-) -> Iterator[tuple[int, int, int]]:
+def _read_later(optimizer: OptimizerHistory, other: OptimizerHistory) -> _Leaks:
     """Return each backward that this optimizer's step read when the other one had stepped on it, and both steps.
 
     Between them, this optimizer has a loss of its own. Steps at different paces share one loss: that leaks nothing.
@@ -235,9 +270,7 @@ def _read_later(
             yield b, early, late
 
 
-def _read_together(
-    optimizer: OptimizerHistory, other: OptimizerHistory
-) -> Iterator[tuple[int, int, int]]:
+def _read_together(optimizer: OptimizerHistory, other: OptimizerHistory) -> _Leaks:
     """Return what both optimizers read of one loss where it trains one of them only, and both steps.
 
     The loop erases this one's loss for the other one, and not the other's for this one.
@@ -246,11 +279,18 @@ def _read_together(
     erased = reached & ~optimizer.used[:, other.columns].any(axis=1)
     for step, window in optimizer.windows.items():
         kept = [b for b in window if erased[b]]
-        after = [b for b in window if kept and b > kept[0]]
-        for b in after:
-            shared = b in other.first_step_of
-            if shared and optimizer.sites[b] not in optimizer.sites[kept]:
+        for b in _of_other_lines(optimizer, window, kept):
+            if b in other.first_step_of:
                 yield b, other.first_step_of[b], step
+
+
+def _of_other_lines(
+    analysis: LedgerAnalysis, window: list[int], kept: list[int]
+) -> list[int]:
+    """Return the backwards of a window that come after the first of some, at none of their lines."""
+    sites = analysis.sites[kept]
+    after = [b for b in window if kept and b > kept[0]]
+    return [b for b in after if analysis.sites[b] not in sites]
 
 
 def _zeroed_first(

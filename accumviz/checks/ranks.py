@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from accumviz.checks.analysis import (
     for_each_optimizer,
     is_close,
 )
-from accumviz.checks.report import Finding
+from accumviz.checks.report import Finding, Findings
 from accumviz.ledger.events import PRESENT
 from accumviz.ledger.flow import number, scatters
 
@@ -30,7 +31,7 @@ _SAME_WEIGHT, _SAME_NORM = 1e-2, 1e-4
 
 
 @for_each_optimizer
-def no_sync_excludes_forward(optimizer: OptimizerHistory) -> Iterator[Finding]:
+def no_sync_excludes_forward(optimizer: OptimizerHistory) -> Findings:
     """Find a `no_sync` around the backward alone, which synchronises all the same."""
     no_sync = optimizer.events.detail("no_sync", None)
     armed = optimizer.events.detail("armed", None)
@@ -54,7 +55,7 @@ def no_sync_excludes_forward(optimizer: OptimizerHistory) -> Iterator[Finding]:
 
 
 @for_each_optimizer
-def ddp_unsynced_step(optimizer: OptimizerHistory) -> Iterator[Finding]:
+def ddp_unsynced_step(optimizer: OptimizerHistory) -> Findings:
     """Find a step that reads what its rank has shared with no other."""
     if not _is_replicated(optimizer):
         return
@@ -120,15 +121,9 @@ def _unsynced(optimizer: OptimizerHistory) -> tuple[dict[int, list[int]], int]:
     return unsynced, averaged
 
 
-def fsdp2_zero_keeps_unsharded(analysis: LedgerAnalysis) -> Iterator[Finding]:
+def fsdp2_zero_keeps_unsharded(analysis: LedgerAnalysis) -> Findings:
     """Find a zeroing that does not reach the sum that FSDP2 keeps elsewhere."""
-    parameters = analysis.ledger.parameters
-    whole = [p for p, parameter in enumerate(parameters) if parameter.unsharded_of]
-    kept = {}
-    for zero in analysis.at("zero_grad").tolist():
-        names = [parameters[p].name for p in whole if _stays(analysis, zero, p)]
-        if names:
-            kept[zero] = names
+    kept = _kept(analysis)
     if not kept:
         return
     zero = min(kept)
@@ -144,6 +139,18 @@ def fsdp2_zero_keeps_unsharded(analysis: LedgerAnalysis) -> Iterator[Finding]:
         ),
         times=len(kept),
     )
+
+
+def _kept(analysis: LedgerAnalysis) -> dict[int, list[str]]:
+    """Return the zeroings that did not reach whole gradients, and the names of these."""
+    parameters = analysis.ledger.parameters
+    whole = [p for p, parameter in enumerate(parameters) if parameter.unsharded_of]
+    kept = {}
+    for zero in analysis.at("zero_grad").tolist():
+        names = [parameters[p].name for p in whole if _stays(analysis, zero, p)]
+        if names:
+            kept[zero] = names
+    return kept
 
 
 def _stays(analysis: LedgerAnalysis, zero: int, p: int) -> bool:
@@ -183,24 +190,24 @@ class RankWindow(NamedTuple):
 class RankSummary(NamedTuple):
     """The numbers of a ledger that the comparing rules need.
 
-    `steps` has for the optimizers under DDP of the ranks that came to their end by themselves, by their place, how
-    often they stepped: one that never steps may have been left behind by those that do. `norms` has for each of those
-    of a place the norm of each step's gradient; none where they share no gradients on purpose.
+    `steps` has for the optimizers under DDP of the ranks that came to their end by themselves their place and how
+    often they stepped: one that never steps may have been left behind by those that do. `norms` has for each of them
+    its place and the norm of each step's gradient; none where they share no gradients on purpose.
     """
 
     windows: list[RankWindow]
-    steps: dict[int, set[int]]
-    norms: dict[int, list[list[float]]]
+    steps: list[tuple[int, int]]
+    norms: list[tuple[int, list[float]]]
 
 
 def summarise(analysis: LedgerAnalysis, rank: int | None = None) -> RankSummary:
     """Say what a ledger has to say to others; `rank` is whose it is, where it is not that of several."""
-    steps: dict[int, set[int]] = defaultdict(set)
-    norms: dict[int, list[list[float]]] = defaultdict(list)
+    steps = []
+    norms = []
     for optimizer in filter(_is_replicated, analysis.every_optimizer):
-        norms[optimizer.place].append(_norms_of_steps(optimizer))
+        norms.append((optimizer.place, _norms_of_steps(optimizer)))
         if _has_finished(analysis, optimizer.rank if rank is None else rank):
-            steps[optimizer.place].add(optimizer.steps.size)
+            steps.append((optimizer.place, optimizer.steps.size))
     return RankSummary(list(_windows(analysis, rank)), steps, norms)
 
 
@@ -263,7 +270,7 @@ def _compared_windows(ranks: Sequence[RankSummary]) -> list[list[RankWindow]]:
         for window in rank.windows:
             kinds[window.kind].append(window)
     of_kinds = [windows for _, windows in sorted(kinds.items())]
-    return [windows for windows in of_kinds if _can_be_compared(windows)]
+    return list(filter(_can_be_compared, of_kinds))
 
 
 def _can_be_compared(windows: list[RankWindow]) -> bool:
@@ -274,9 +281,9 @@ def _can_be_compared(windows: list[RankWindow]) -> bool:
     return all(w.least > 0 and is_close(w.least, w.most) for w in windows)
 
 
-def rank_token_weight(ranks: Sequence[RankSummary]) -> Iterator[Finding]:
+def rank_token_weight(ranks: Sequence[RankSummary]) -> Findings:
     """Find ranks whose elements weigh differently, because each divides by its own count."""
-    odd = [windows for windows in _compared_windows(ranks) if _differ(windows)]
+    odd = list(filter(_differ, _compared_windows(ranks)))
     if not odd:
         return
     windows = sorted(odd[0], key=lambda window: window.rank or 0)
@@ -313,11 +320,9 @@ def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
         return
     sharded = any(parameter.unsharded_of for parameter in analysis.ledger.parameters)
     for optimizer in analysis.optimizers:
-        clips = optimizer.changing("clip").tolist()
-        if sharded:
-            if any(_is_local(optimizer, clip) for clip in clips):
-                yield "a clip by the norm of one rank's shards alone is meant"
-        elif _shares_nothing(optimizer):
+        if sharded and _clips_locally(optimizer):
+            yield "a clip by the norm of one rank's shards alone is meant"
+        if not sharded and _shares_nothing(optimizer):
             yield "ranks that share no gradients are meant"
 
 
@@ -338,16 +343,19 @@ def _is_local(optimizer: OptimizerHistory, clip: int) -> bool:
     return local and optimizer.clip_ratio(clip) < 1
 
 
+def _clips_locally(optimizer: OptimizerHistory) -> bool:
+    clips = optimizer.changing("clip").tolist()
+    return any(_is_local(optimizer, clip) for clip in clips)
+
+
 def conditions_of_ranks(ranks: Sequence[RankSummary]) -> Iterator[str]:
     """Say what has to be meant for healthy ranks to be so together."""
-    steps: dict[int, set[int]] = defaultdict(set)
+    counts = set(chain.from_iterable(rank.steps for rank in ranks))
     norms: dict[int, list[list[float]]] = defaultdict(list)
-    for rank in ranks:
-        for place, counts in rank.steps.items():
-            steps[place] |= counts
-        for place, lists in rank.norms.items():
-            norms[place] += lists
-    if any(len(counts) > 1 for counts in steps.values()):
+    for place, of_steps in chain.from_iterable(rank.norms for rank in ranks):
+        norms[place].append(of_steps)
+    # An optimizer that stepped differently often is in it more than once.
+    if len(counts) > len(dict(counts)):
         yield "ranks that step a different number of times are meant"
     if any(map(_step_apart, norms.values())):
         yield "ranks that step on different gradients are meant"

@@ -9,7 +9,7 @@ import re
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -87,6 +87,10 @@ class Finding:
         return literal("; ".join(pieces))
 
 
+# What a rule finds, one after the other.
+Findings = Iterator[Finding]
+
+
 @dataclass(frozen=True)
 class Report(Displayed):
     """The findings of `check` in a ledger, or why there is no verdict.
@@ -140,52 +144,40 @@ class Report(Displayed):
             counted(counts[each], each) for each in SEVERITIES if counts[each]
         )
 
+    @property
+    def _looked_at(self) -> str:
+        """How much was looked at, in parentheses."""
+        looked = ", ".join(
+            f"{many:,} {what if many != 1 else what.removesuffix('s')}"
+            for what, many in self.counts.items()
+        )
+        return f" ({looked})" if looked else ""
+
     def text(self, *, color: bool = False, width: int = 0, local: bool = False) -> str:
         """The report as text, wrapped at `width` columns (0: not at all); with `color`, in a terminal's colours.
 
         With `local`, it leads to the book's files on this machine.
         """
-        paint = _painted if color else _plain
-        page = _Lines(width, [])
-        looked = ", ".join(
-            f"{many:,} {what if many != 1 else what.removesuffix('s')}"
-            for what, many in self.counts.items()
-        )
-        page.add(
-            f"Report: {self._verdict_first}" + (f" ({looked})" if looked else ""),
-            indent="",
-        )
-        painted = paint(self.verdict, self.verdict)
+        page = _Lines(width, color, [])
+        page.add(f"Report: {self._verdict_first}{self._looked_at}", indent="")
+        painted = page.paint(self.verdict, self.verdict)
         page.lines[0] = page.lines[0].replace(self.verdict, painted, 1)
         page.add(self.reason)
         page.add(self.not_seen)
         if sum(finding.severity != "note" for finding in self.findings) > 1:
             page.add("Begin with the first finding: others may follow from it.")
         for finding in self.findings:
-            _write(finding, page, paint)
+            _write(finding, page)
             read = address(finding.rule, local=local)
             page.lines.append(
                 f"  Read: {read or f'the reference of the book, under {finding.rule}'}"
             )
-        if self.unjudged:
-            page.lines.extend(["", "Not judged:"])
-        why: dict[str, list[str]] = {}
-        for rule, reason in self.unjudged.items():
-            why.setdefault(reason, []).append(rule)
-        for reason, rules in why.items():
-            page.add(f"{', '.join(rules)}: {reason}")
+        _write_unjudged(self.unjudged, page)
         return "\n".join(page.lines)
 
     def to_json(self) -> str:
         """The report for machines: one JSON object, with NaN and the infinities by name."""
-        whole = {
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "condition": self.condition,
-            "findings": [asdict(finding) for finding in self.findings],
-            "unjudged": dict(self.unjudged),
-            "counts": dict(self.counts),
-        }
+        whole = {"verdict": self.verdict, **asdict(self)}
         return json.dumps(plain(whole), allow_nan=False)
 
     def save(self, path: str | Path) -> None:
@@ -194,10 +186,17 @@ class Report(Displayed):
 
 
 class _Lines(NamedTuple):
-    """The text so far, of at most so many columns (0: any number)."""
+    """The text so far, of at most so many columns (0: any number), and whether it has a terminal's colours."""
 
     width: int
+    color: bool
     lines: list[str]
+
+    def paint(self, text: str, what: str) -> str:
+        """Colour a text by what it is."""
+        if not self.color or what not in _COLORS:
+            return text
+        return f"\x1b[{_COLORS[what]}m{text}\x1b[0m"
 
     def add(self, text: str, indent: str = "  ") -> None:
         """Add a paragraph, if there is one."""
@@ -214,12 +213,9 @@ class _Lines(NamedTuple):
         self.lines.append(f"{line[: self.width - 1]}…" if too_long else line)
 
 
-def _write(finding: Finding, page: _Lines, paint: Callable[[str, str], str]) -> None:
-    head = f"{paint(finding.severity, finding.severity)}  {finding.rule}"
-    head += "" if finding.rank is None else f"  rank {finding.rank}"
-    head += "" if finding.step is None else f"  at event {finding.step}"
-    head += f", {finding.times} times" if finding.times > 1 else ""
-    page.lines.extend(["", head])
+def _write(finding: Finding, page: _Lines) -> None:
+    severity = page.paint(finding.severity, finding.severity)
+    page.lines.extend(["", f"{severity}  {_head(finding)}"])
     if finding.file or finding.line:
         _write_code(finding, page)
     page.add(finding.cause)
@@ -227,7 +223,26 @@ def _write(finding: Finding, page: _Lines, paint: Callable[[str, str], str]) -> 
     if finding.suggestion:
         page.add("Change it to:")
     for row in finding.suggestion.splitlines():
-        page.lines.append(f"    {paint(literal(row), row[:1])}")
+        page.lines.append(f"    {page.paint(literal(row), row[:1])}")
+
+
+def _head(finding: Finding) -> str:
+    """Name a finding's rule, and say where it was met and how often."""
+    head = finding.rule
+    head += "" if finding.rank is None else f"  rank {finding.rank}"
+    head += "" if finding.step is None else f"  at event {finding.step}"
+    return head + (f", {finding.times} times" if finding.times > 1 else "")
+
+
+def _write_unjudged(unjudged: Mapping[str, str], page: _Lines) -> None:
+    """Write why rules could not be judged, each reason once."""
+    if unjudged:
+        page.lines.extend(["", "Not judged:"])
+    why: dict[str, list[str]] = {}
+    for rule, reason in unjudged.items():
+        why.setdefault(reason, []).append(rule)
+    for reason, rules in why.items():
+        page.add(f"{', '.join(rules)}: {reason}")
 
 
 def _write_code(finding: Finding, page: _Lines) -> None:
@@ -284,14 +299,6 @@ def setting(via: str, sources: Mapping[str, str]) -> str:
     return name
 
 
-def _painted(text: str, what: str) -> str:
-    return f"\x1b[{_COLORS[what]}m{text}\x1b[0m" if what in _COLORS else text
-
-
-def _plain(text: str, what: str) -> str:
-    return text
-
-
 def in_words(value: Any) -> str:
     """A piece of evidence in words.
 
@@ -299,14 +306,18 @@ def in_words(value: Any) -> str:
     ('0.25, 0.3333', '4 × 1', 'loss')
     """
     if isinstance(value, list | tuple):
-        texts = set(map(in_words, value))
-        if len(value) > _FEW and len(texts) == 1:
-            return f"{len(value)} × {texts.pop()}"
-        shown = ", ".join(in_words(one) for one in value[:8])
-        return shown + (f", … ({len(value)} in all)" if len(value) > 8 else "")
+        return _each_in_words(list(map(in_words, value)))
     if isinstance(value, float):
         return f"{value:.4g}"
     return literal(str(value))
+
+
+def _each_in_words(texts: list[str]) -> str:
+    """Write down the first of some values; several equal ones only once."""
+    if len(texts) > _FEW and len(set(texts)) == 1:
+        return f"{len(texts)} × {texts[0]}"
+    shown = ", ".join(texts[:8])
+    return shown + (f", … ({len(texts)} in all)" if len(texts) > 8 else "")
 
 
 def terminal(stream: Any) -> dict[str, Any]:

@@ -114,8 +114,11 @@ class _Function:
         """Return whether a call may move to a line: no statement between them binds a name that it reads."""
         between = range(*sorted((node.lineno, line)))
         names = [name for name in ast.walk(self.tree) if isinstance(name, ast.Name)]
-        here = [name for name in names if name.lineno in between]
-        bound = {name.id for name in here if isinstance(name.ctx, ast.Store)}
+        bound = {
+            name.id
+            for name in names
+            if name.lineno in between and isinstance(name.ctx, ast.Store)
+        }
         return bound.isdisjoint(_names(node))
 
     def has_names(self, line: str) -> bool:
@@ -226,10 +229,9 @@ class Code:
         A condition on the step's line must be a count: where a step is skipped for what is in `.grad`, that has to be
         erased all the same.
         """
-        is_call = _is_simple(step) and ("step(" in step.source or not step.via)
         line = zeroing(step)
-        counted = all(_is_count(guard) for guard in self._only_of(step, backward))
-        if not (is_call and counted and self._function(step).has_names(line)):
+        counted = all(map(_is_count, self._only_of(step, backward)))
+        if not (_is_call(step) and counted and self._function(step).has_names(line)):
             return ""
         added = _beside(step, [line], below=True)
         if zero is None:
@@ -267,9 +269,13 @@ def _may_have_neighbours(event: Event) -> bool:
 
     Where a library takes the steps, or lets a step wait for the end of a window, none may.
     """
+    return _is_call(event) and not event.via.startswith("accelerate/")
+
+
+def _is_call(event: Event) -> bool:
+    """Return whether a line is one call by itself, and none in which a library takes the steps."""
     by_library = event.kind == "step" and event.via and "step(" not in event.source
-    waits = event.via.startswith("accelerate/")
-    return _is_simple(event) and not by_library and not waits
+    return _is_simple(event) and not by_library
 
 
 def divided(event: Event, by: str) -> str:

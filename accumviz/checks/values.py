@@ -13,7 +13,7 @@ from accumviz.checks.analysis import (
     OptimizerHistory,
     for_each_optimizer,
 )
-from accumviz.checks.report import Finding
+from accumviz.checks.report import Finding, Findings
 from accumviz.checks.suggestions import replaced
 from accumviz.ledger.events import PRESENT
 from accumviz.ledger.flow import number
@@ -25,7 +25,7 @@ _ALL, _MOST = 0.99, 0.5
 
 
 @for_each_optimizer
-def nonfinite_micro_batch(optimizer: OptimizerHistory) -> Iterator[Finding]:
+def nonfinite_micro_batch(optimizer: OptimizerHistory) -> Findings:
     """Find an infinite or NaN contribution that a step has consumed."""
     unmeasured = optimizer.events.detail("unmeasured", None)
     grads = optimizer.ledger.grad[:, optimizer.columns]
@@ -52,7 +52,7 @@ def nonfinite_micro_batch(optimizer: OptimizerHistory) -> Iterator[Finding]:
 
 
 @for_each_optimizer
-def weights_frozen_by_autocast(optimizer: OptimizerHistory) -> Iterator[Finding]:
+def weights_frozen_by_autocast(optimizer: OptimizerHistory) -> Findings:
     """Find forwards that read copies of weights from before the last step, which an autocast around both keeps."""
     old = optimizer.events.detail("old_weight", None)
     names = {optimizer.ledger.parameters[p].name for p in optimizer.columns}
@@ -74,7 +74,7 @@ def weights_frozen_by_autocast(optimizer: OptimizerHistory) -> Iterator[Finding]
 
 
 @for_each_optimizer
-def step_lost_in_rounding(optimizer: OptimizerHistory) -> Iterator[Finding]:
+def step_lost_in_rounding(optimizer: OptimizerHistory) -> Findings:
     """Find steps that leave all 16-bit weights as they are, though they have gradients."""
     steps, left = _left_as_they_are(optimizer)
     if left < _ALL:
@@ -115,7 +115,7 @@ def _left_as_they_are(optimizer: OptimizerHistory) -> tuple[list[int], float]:
 
 
 @for_each_optimizer
-def graph_retained(optimizer: OptimizerHistory) -> Iterator[Finding]:
+def graph_retained(optimizer: OptimizerHistory) -> Findings:
     """Find saved tensors of which more are alive after each window, or losses that are run again."""
     several = [used for used in optimizer.windows.values() if len(used) > 1]
     last = _last_of_rising(optimizer)

@@ -16,13 +16,14 @@ from accumviz.checks.analysis import (
     LedgerAnalysis,
     OptimizerHistory,
     WindowShare,
+    WindowShares,
     are_close,
     for_each_loss,
     for_each_optimizer,
     is_close,
     modal_length,
 )
-from accumviz.checks.report import Finding
+from accumviz.checks.report import Finding, Findings
 from accumviz.checks.suggestions import divided, divided_by_another
 from accumviz.ledger.flow import number
 
@@ -35,12 +36,17 @@ _MOSTLY = 0.9
 _ABOVE_ONE = 1.001
 
 
-def _several(shares: Sequence[WindowShare]) -> list[WindowShare]:
+def _several(shares: WindowShares) -> WindowShares:
     """Return the windows that hold several micro-batches."""
     return [share for share in shares if share.many > 1]
 
 
-def _uneven(shares: Sequence[WindowShare]) -> list[WindowShare]:
+def _even(shares: WindowShares) -> WindowShares:
+    """Return the windows of several means that all have the same share."""
+    return [share for share in _several(shares) if share.even]
+
+
+def _uneven(shares: WindowShares) -> WindowShares:
     """Return the windows in which elements weigh differently, by how much is known."""
     return [share for share in shares if share.judged and not share.alike]
 
@@ -49,27 +55,21 @@ def _uneven(shares: Sequence[WindowShare]) -> list[WindowShare]:
 
 
 @for_each_loss
-def loss_not_divided(
-    analysis: LedgerAnalysis, shares: list[WindowShare]
-) -> Iterator[Finding]:
+def loss_not_divided(analysis: LedgerAnalysis, shares: WindowShares) -> Findings:
     """Find mean losses that are added up at their full weight."""
     several = _several(shares)
-    undivided = all(_mixture(share) for share in several)
-    if several and undivided and not _are_separate_tasks(analysis, several[0]):
+    undivided = several and all(map(_mixture, several))
+    if undivided and not _are_separate_tasks(analysis, several[0]):
         yield _undivided(analysis, several)
 
 
-def _undivided(analysis: LedgerAnalysis, several: list[WindowShare]) -> Finding:
+def _undivided(analysis: LedgerAnalysis, several: WindowShares) -> Finding:
     lengths = [share.many for share in several]
     many = modal_length(lengths)
     share = several[lengths.index(many)]
     weights = _mixture(share)
     what = "mean losses" if len(weights) == 1 else "mixtures of losses"
-    by = count = times = str(many)
-    # What an epoch cuts short is rare; other windows were meant to be so long.
-    if max(lengths) > many or 2 * lengths.count(many) <= len(lengths):
-        by, times = _OWN_LENGTH, "as many"
-        count = f"From {min(lengths)} to {max(lengths)}"
+    count, times, by = _lengths_in_words(lengths, many)
     cause = (
         f"{count} {what} are added up without a division: the step reads {times} times the gradient of one large "
         "batch."
@@ -92,6 +92,14 @@ def _undivided(analysis: LedgerAnalysis, several: list[WindowShare]) -> Finding:
     )
 
 
+def _lengths_in_words(lengths: list[int], many: int) -> tuple[str, str, str]:
+    """Return how many losses a window adds up, by how much the step is too large, and what to divide by."""
+    # What an epoch cuts short is rare; other windows were meant to be so long.
+    if max(lengths) > many or 2 * lengths.count(many) <= len(lengths):
+        return f"From {min(lengths)} to {max(lengths)}", "as many", _OWN_LENGTH
+    return str(many), str(many), str(many)
+
+
 def _name(analysis: LedgerAnalysis, share: WindowShare) -> dict[str, str]:
     """Return which of several losses of one backward it is."""
     if len(analysis.ledger[share.backwards[0]].terms) < 2:
@@ -99,7 +107,7 @@ def _name(analysis: LedgerAnalysis, share: WindowShare) -> dict[str, str]:
     return {"the loss": analysis.objective(share)}
 
 
-def _parts(share: WindowShare) -> list[WindowShare]:
+def _parts(share: WindowShare) -> WindowShares:
     """Return all losses of a window's backwards, of which this is one."""
     return [other for other in share.beside if other.backwards == share.backwards]
 
@@ -110,12 +118,14 @@ def _mixture(share: WindowShare) -> list[float]:
     # Of a whole window's samples, K losses are K parts of one gradient.
     if not means or share.compares_samples:
         return []
-    if is_close(share.least, 1.0):
-        return [share.least]
+    return [share.least] if is_close(share.least, 1.0) else _weights_beside(share)
+
+
+def _weights_beside(share: WindowShare) -> list[float]:
+    """Return the weights of a backward's undivided losses, where they add up to 1: once, for the first of them."""
     parts = _parts(share)
     weights = [part.least for part in parts]
     undivided = all(part.even and not _divisions(part) for part in parts)
-    # Said once, of the first of them.
     first = parts[0] is share
     return weights if first and undivided and is_close(sum(weights), 1.0) else []
 
@@ -137,12 +147,10 @@ def _are_separate_tasks(analysis: LedgerAnalysis, share: WindowShare) -> bool:
 
 
 @for_each_loss
-def double_division(
-    analysis: LedgerAnalysis, shares: list[WindowShare]
-) -> Iterator[Finding]:
+def double_division(analysis: LedgerAnalysis, shares: WindowShares) -> Findings:
     """Find losses divided by the number of micro-batches twice."""
     several = _several(shares)
-    twice = [share for share in several if _is_divided_twice(share)]
+    twice = list(filter(_is_divided_twice, several))
     # Half a loss is a choice that people make; a sixteenth of one is not. Every whole window has to agree.
     if not twice or twice[0].many < 3:
         return
@@ -168,33 +176,33 @@ def double_division(
 
 def _is_divided_twice(share: WindowShare) -> bool:
     """Return whether one over the number of micro-batches is what the shares add up to, and not by choice."""
-    whole = share.total * share.many
-    divisions = _divisions(share)
     if not share.mean:
-        # The first token of each text may be counted, which is no target.
-        once = is_close(whole, 1.0) or _MOSTLY < whole < 1
-        return share.alike and once and divisions > 0
+        return _is_divided_sum(share)
     # A constant inside a mean may be a part of the loss, as its classes are.
-    if not share.even or "own" in share.term or not is_close(whole, 1.0):
+    once = is_close(share.total * share.many, 1.0)
+    if not share.even or "own" in share.term or not once:
         return False
     # As many losses as there are micro-batches have a mean of which each weighs as little.
     together = sum(other.least for other in share.beside)
     mean_of_several = is_close(together * share.many, 1.0)
-    return share.alone or (divisions > 1 and not mean_of_several)
+    return share.alone or (_divisions(share) > 1 and not mean_of_several)
+
+
+def _is_divided_sum(share: WindowShare) -> bool:
+    """Return whether sums are divided by the elements of a window, and by its micro-batches as well."""
+    whole = share.total * share.many
+    # The first token of each text may be counted, which is no target.
+    once = is_close(whole, 1.0) or _MOSTLY < whole < 1
+    return share.alike and once and _divisions(share) > 0
 
 
 @for_each_loss
-def wrong_divisor(
-    analysis: LedgerAnalysis, shares: list[WindowShare]
-) -> Iterator[Finding]:
+def wrong_divisor(analysis: LedgerAnalysis, shares: WindowShares) -> Findings:
     """Find losses divided by less than a window's micro-batches, or by one more."""
-    even = [share for share in _several(shares) if share.even]
-    many = modal_length(share.many for share in even)
-    full = [share for share in even if share.many == many]
-    alike = are_close([share.least for share in full])
-    if len(full) < 2 or 2 * len(full) <= len(shares) or not alike:
+    full = _full(shares)
+    if not full:
         return
-    share = full[0]
+    share, many = full[0], full[0].many
     by = _divisor(share)
     # A weight that is meant is multiplied with mostly; what one divides by is a count.
     if not (1 < by < many or 2 < by == many + 1):
@@ -213,6 +221,15 @@ def wrong_divisor(
         suggestion=divided_by_another(backward, by, str(many)),
         times=len(full),
     )
+
+
+def _full(shares: WindowShares) -> WindowShares:
+    """Return the windows of the usual length, where they are most of all and have the same share; else none."""
+    even = _even(shares)
+    many = modal_length(share.many for share in even)
+    full = [share for share in even if share.many == many]
+    most = len(full) > max(1, len(shares) / 2)
+    return full if most and are_close([share.least for share in full]) else []
 
 
 def _divisor(share: WindowShare) -> int:
@@ -234,22 +251,27 @@ def _divisor(share: WindowShare) -> int:
 
 @for_each_loss
 def partial_window_underscaled(
-    analysis: LedgerAnalysis, shares: list[WindowShare]
-) -> Iterator[Finding]:
+    analysis: LedgerAnalysis, shares: WindowShares
+) -> Findings:
     """Find short windows whose losses were divided by the length of a long one."""
-    even = [share for share in _several(shares) if share.even]
+    even = _even(shares)
     whole = next((share for share in even if is_close(share.total, 1.0)), None)
     if whole is None:
         return
     short = [s for s in shares[analysis.begins_inside :] if _is_short(s, whole)]
-    if not short:
-        return
+    if short:
+        yield _underscaled(analysis, short, whole)
+
+
+def _underscaled(
+    analysis: LedgerAnalysis, short: WindowShares, whole: WindowShare
+) -> Finding:
     share = short[0]
     only_loss = whole.micro_batches == whole.many
     many = share.micro_batches if only_loss else share.many
     backward = analysis.ledger[share.backwards[0]]
     suggestion = divided_by_another(backward, whole.many, _OWN_LENGTH)
-    yield analysis.finding_of(
+    return analysis.finding_of(
         "error",
         share,
         evidence={"micro-batches": many, "a share": share.least},
@@ -271,9 +293,7 @@ def _is_short(share: WindowShare, whole: WindowShare) -> bool:
 
 
 @for_each_loss
-def leftover_carried(
-    analysis: LedgerAnalysis, shares: list[WindowShare]
-) -> Iterator[Finding]:
+def leftover_carried(analysis: LedgerAnalysis, shares: WindowShares) -> Findings:
     """Find what one epoch left over, consumed by the first step of the next one on top of its own."""
     over = _carried_over(analysis, shares)
     if not over:
@@ -294,27 +314,33 @@ def leftover_carried(
 
 
 def _carried_over(
-    analysis: LedgerAnalysis, shares: Sequence[WindowShare]
+    analysis: LedgerAnalysis, shares: WindowShares
 ) -> list[tuple[WindowShare, int]]:
     """Return the windows that begin with what was left over, and how many micro-batches a whole one holds."""
-    several = [share for share in _several(shares) if share.read]
-    lengths = [share.many for share in several if is_whole(share.weights)]
+    read = [share for share in _several(shares) if share.read]
+    lengths = [share.many for share in read if is_whole(share.weights)]
     over = []
     for share in shares[1:]:
-        shorter = [length for length in lengths if length < share.many]
-        whole = max(shorter, default=share.many)
-        read = share.read and not share.again and not is_whole(share.weights)
-        whole_at_its_end = read and is_whole(share.weights[-whole:])
-        if whole_at_its_end and _is_left_over(analysis, share, whole, shares):
+        whole = _whole_at_its_end(share, lengths)
+        if whole and _is_left_over(analysis, share, whole, shares):
             over.append((share, whole))
     return over
+
+
+def _whole_at_its_end(share: WindowShare, lengths: list[int]) -> int:
+    """Return how many micro-batches the whole window holds with which one that is not whole ends; else 0."""
+    if not share.read or share.again or is_whole(share.weights):
+        return 0
+    shorter = [length for length in lengths if length < share.many]
+    whole = max(shorter, default=0)
+    return whole if is_whole(share.weights[-whole:]) else 0
 
 
 def _is_left_over(
     analysis: LedgerAnalysis,
     share: WindowShare,
     whole: int,
-    shares: Sequence[WindowShare],
+    shares: WindowShares,
 ) -> bool:
     """Return whether what is more than a whole window is of the epoch before, as far as loaders were seen."""
     if analysis.epochs:
@@ -322,7 +348,7 @@ def _is_left_over(
     return share.many < 2 * whole and not _grow(shares, whole)
 
 
-def _grow(shares: Sequence[WindowShare], whole: int) -> bool:
+def _grow(shares: WindowShares, whole: int) -> bool:
     """Return whether windows are all longer from some step on: then nothing is left over."""
     longer = [other.many > whole for other in _several(shares)]
     # Two at least are as long as they were, and two at least are longer.
@@ -340,33 +366,17 @@ def is_whole(weights: Sequence[float]) -> bool:
 
 
 @for_each_loss
-def token_mean_of_means(
-    analysis: LedgerAnalysis, shares: list[WindowShare]
-) -> Iterator[Finding]:
+def token_mean_of_means(analysis: LedgerAnalysis, shares: WindowShares) -> Findings:
     """Find means over unequal numbers of elements, averaged as if they were equal."""
-    # What an epoch left over may be a smaller batch: that is another mistake.
-    over = [share for share, _ in _carried_over(analysis, shares)]
-    uneven = [s for s in _uneven(_several(shares)) if _has_unequal_means(s)]
-    unequal = [s for s in uneven if s not in over and not analysis.carried(s)]
+    unequal = _unequal(analysis, shares)
     if not unequal:
         return
     # Only the last micro-batch of a window may have been smaller.
     inside = [share for share in unequal if not _only_the_last_is_smaller(share)]
-    worst = max(inside or unequal, key=_ratio)
+    unequal = inside or unequal
+    worst = max(unequal, key=_ratio)
     smallest, largest = min(worst.sizes), max(worst.sizes)
-    misplaced = _misplaced(worst)
-    severity, advice = (
-        "warning",
-        "Add up sums, and divide by the number of elements in the window.",
-    )
-    if misplaced > _MUCH:
-        severity = "error"
-    if worst.term.get("class_weights"):
-        severity = "note"
-        advice = "They are counted with the weights of their classes."
-    elif not inside:
-        severity = "note"
-        advice = "Only the last micro-batch of a window was smaller."
+    severity, advice = _severity_of_unequal(worst)
     yield analysis.finding_of(
         severity,
         worst,
@@ -376,14 +386,31 @@ def token_mean_of_means(
             "elements": list(worst.sizes),
             "weight per element, before any clip": list(worst.each),
             "largest over smallest": _ratio(worst),
-            "weight on the wrong elements": misplaced,
+            "weight on the wrong elements": _misplaced(worst),
         },
         cause=(
             f"Each loss is a mean over its own elements, and these are from {smallest:g} to {largest:g}: an element "
             f"of the smallest counts {_ratio(worst):.3g} times as much as one of the largest. {advice}"
         ),
-        times=len(inside or unequal),
+        times=len(unequal),
     )
+
+
+def _unequal(analysis: LedgerAnalysis, shares: WindowShares) -> WindowShares:
+    """Return the windows of unequal means. What an epoch left over may be a smaller batch: that is another mistake."""
+    over = [share for share, _ in _carried_over(analysis, shares)]
+    uneven = filter(_has_unequal_means, _uneven(_several(shares)))
+    return [s for s in uneven if s not in over and not analysis.carried(s)]
+
+
+def _severity_of_unequal(worst: WindowShare) -> tuple[str, str]:
+    """Return how severe it is that elements count differently, and what to say of it."""
+    if worst.term.get("class_weights"):
+        return "note", "They are counted with the weights of their classes."
+    if _only_the_last_is_smaller(worst):
+        return "note", "Only the last micro-batch of a window was smaller."
+    severity = "error" if _misplaced(worst) > _MUCH else "warning"
+    return severity, "Add up sums, and divide by the number of elements in the window."
 
 
 def _has_unequal_means(share: WindowShare) -> bool:
@@ -420,13 +447,11 @@ def _only_the_last_is_smaller(share: WindowShare) -> bool:
 
 
 @for_each_loss
-def uneven_shares(
-    analysis: LedgerAnalysis, shares: list[WindowShare]
-) -> Iterator[Finding]:
+def uneven_shares(analysis: LedgerAnalysis, shares: WindowShares) -> Findings:
     """Find losses that weigh differently in most windows, and not by a weight that may be meant."""
-    windows = [share for share in _several(shares) if share.judged]
-    uneven = [s for s in _uneven(windows) if not _is_meant(analysis, s)]
-    if not uneven or 2 * len(uneven) <= len(windows):
+    several = _several(shares)
+    uneven = [s for s in _uneven(several) if not _is_meant(analysis, s)]
+    if 2 * len(uneven) <= sum(share.judged for share in several):
         return
     share = uneven[0]
     why = "Divide each loss by the same count."
@@ -468,7 +493,7 @@ def _is_divided(analysis: LedgerAnalysis, share: WindowShare) -> bool:
 class _StepSum(NamedTuple):
     """The shares that one step read of all losses but plain sums, and how many micro-batches it consumed."""
 
-    shares: list[WindowShare]
+    shares: WindowShares
     many: int
 
     @property
@@ -509,11 +534,11 @@ def _totals(sums: Sequence[_StepSum]) -> list[float]:
     return [window.total for window in sums]
 
 
-def _shares(sums: Sequence[_StepSum]) -> list[WindowShare]:
+def _shares(sums: Sequence[_StepSum]) -> WindowShares:
     return [share for window in sums for share in window.shares]
 
 
-def _factors(shares: Sequence[WindowShare]) -> list[float]:
+def _factors(shares: WindowShares) -> list[float]:
     """Return what each loss was multiplied by."""
     return [factor for share in shares for factor in share.factors]
 
@@ -530,7 +555,7 @@ def _differ(sums: list[_StepSum]) -> bool:
 
 
 @for_each_optimizer
-def sums_differ(optimizer: OptimizerHistory) -> Iterator[Finding]:
+def sums_differ(optimizer: OptimizerHistory) -> Findings:
     """Find windows whose shares add up to different sums, and not by a weight that follows a schedule."""
     sums = _sums(optimizer)[optimizer.begins_inside :]
     if not _are_wrong(optimizer, sums):
@@ -555,26 +580,29 @@ def sums_differ(optimizer: OptimizerHistory) -> Iterator[Finding]:
 def _are_wrong(analysis: LedgerAnalysis, sums: list[_StepSum]) -> bool:
     """Return whether sums differ, and neither by a weight that is meant nor by one window that is longer."""
     usual = modal_length(window.many for window in sums)
-    full = [window for window in sums if window.many == usual]
     if not _differ(sums):
         return False
     if are_close(_factors(_shares(sums))):
         return _outgrow_one_divisor(sums, usual)
+    full = [window for window in sums if window.many == usual]
+    return _differ(full) and not _follow_a_schedule(analysis, full)
+
+
+def _follow_a_schedule(analysis: LedgerAnalysis, full: list[_StepSum]) -> bool:
+    """Return whether sums may follow a weight that is meant: one that only falls or only rises, or of plain sums."""
     totals = _totals(full)
-    # What only falls or only rises is a weight that follows a schedule.
     rising = sorted(totals)
-    if not _differ(full) or totals in (rising, rising[::-1]):
-        return False
     # What a sum is multiplied by is a weight, what it is divided by a count.
-    return all(share.mean or _is_divided(analysis, share) for share in _shares(full))
+    counted = all(share.mean or _is_divided(analysis, share) for share in _shares(full))
+    return totals in (rising, rising[::-1]) or not counted
 
 
 def _outgrow_one_divisor(sums: list[_StepSum], usual: int) -> bool:
     """Return whether one number divides windows of several lengths. The last one may have been cut short."""
-    odd = [window for window in sums[:-1] if window.many != usual]
+    odd = sum(window.many != usual for window in sums[:-1])
     whole = any(is_close(window.total, 1.0) for window in sums)
-    longer = [window for window in sums if window.total > _ABOVE_ONE]
-    return len(odd) > 1 and (not whole or len(longer) > 1)
+    longer = sum(window.total > _ABOVE_ONE for window in sums)
+    return odd > 1 and (not whole or longer > 1)
 
 
 # --- what has to be meant ---------------------------------------------------------------------
@@ -586,29 +614,38 @@ def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
         ratio = max(map(_ratio, _uneven(shares)), default=1.0)
         if ratio > 1:
             yield f"elements that weigh up to {ratio:.3g} times as much as others are meant"
-    # The sums of several ranks may be whole together.
-    of_ranks = number(analysis.ledger.meta.get("ranks")) > 1
-    for optimizer in analysis.optimizers:
-        sums = _sums(optimizer)
-        means = all(share.mean for share in _shares(sums))
-        if _differ(sums) and (means or not of_ranks):
-            totals = _totals(sums)
-            yield f"sums of shares from {min(totals):.3g} to {max(totals):.3g} are meant"
+    yield from map(_differing_sums, analysis.optimizers)
     for shares in analysis.objectives.values():
         yield _constant_sum(analysis, _several(shares))
 
 
-def _constant_sum(analysis: LedgerAnalysis, shares: list[WindowShare]) -> str:
+def _differing_sums(optimizer: OptimizerHistory) -> str:
+    """Name the sums of an optimizer's steps, where they differ."""
+    # The sums of several ranks may be whole together.
+    of_ranks = number(optimizer.ledger.meta.get("ranks")) > 1
+    sums = _sums(optimizer)
+    means = all(share.mean for share in _shares(sums))
+    if not _differ(sums) or (of_ranks and not means):
+        return ""
+    totals = _totals(sums)
+    return f"sums of shares from {min(totals):.3g} to {max(totals):.3g} are meant"
+
+
+def _constant_sum(analysis: LedgerAnalysis, shares: WindowShares) -> str:
     """Name the sum of each window's shares of a loss, where neither it nor that of all losses is 1."""
-    alike = all(share.even or (share.mean and share.alike) for share in shares)
-    alike &= are_close([share.total for share in shares])
-    if not shares or not alike or _adds_up_with_others(shares[0]):
+    if not _have_one_sum(shares) or _adds_up_with_others(shares[0]):
         return ""
     share = shares[0]
     if share.compares_samples:
         return "each loss is meant to compare the samples of its whole window"
     of_loss = "" if share.alone else f" for {analysis.objective(share)}"
     return f"a sum of {share.total:.3g} is meant in every step{of_loss}"
+
+
+def _have_one_sum(shares: WindowShares) -> bool:
+    """Return whether there are windows, in each of which the losses weigh alike, with the same sum in all."""
+    alike = all(share.even or (share.mean and share.alike) for share in shares)
+    return bool(shares) and alike and are_close([share.total for share in shares])
 
 
 def _adds_up_with_others(share: WindowShare) -> bool:

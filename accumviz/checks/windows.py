@@ -14,7 +14,7 @@ from accumviz.checks.analysis import (
     are_close,
     for_each_optimizer,
 )
-from accumviz.checks.report import Finding
+from accumviz.checks.report import Finding, Findings
 from accumviz.checks.suggestions import calling_line, knows, zeroing
 from accumviz.checks.weights import is_whole
 from accumviz.ledger.events import Event
@@ -33,7 +33,7 @@ class Loss(NamedTuple):
 
 
 @for_each_optimizer
-def zero_grad_inside_window(optimizer: OptimizerHistory) -> Iterator[Finding]:
+def zero_grad_inside_window(optimizer: OptimizerHistory) -> Findings:
     """Find contributions of one window that are erased, again and again, before its step."""
     inside, _ = _lost_before_steps(optimizer)
     steps = {loss.step for loss in inside}
@@ -56,11 +56,11 @@ def zero_grad_inside_window(optimizer: OptimizerHistory) -> Iterator[Finding]:
 
 
 @for_each_optimizer
-def zero_before_step(optimizer: OptimizerHistory) -> Iterator[Finding]:
+def zero_before_step(optimizer: OptimizerHistory) -> Findings:
     """Find a step that reads nothing, because what came before it was zeroed."""
     idle = [step for step in optimizer.steps.tolist() if step not in optimizer.windows]
     every = [_lost_for_all(optimizer, step) for step in idle]
-    vain = [losses for losses in every if losses]
+    vain = list(filter(None, every))
     if not vain:
         return
     losses = vain[0]
@@ -88,19 +88,25 @@ def _zeroed_too_early(
     others = [optimizer.ledger[event] for event in (loss.backward, other)]
     zero = calling_line(optimizer.ledger[loss.eraser], step, *others)
     line = calling_line(step, zero)
-    eraser = np.array([loss.eraser])
-    touched = [each for each in optimizer.optimizers if each.changed_by(eraser).size]
-    suggestion = ""
-    if len(touched) == 1 and line.file == zero.file and line.line != zero.line:
-        suggestion = _zeroed_below(optimizer, line, loss.backward, zero)
     return optimizer.finding(
         "error",
         loss.eraser,
         step=loss.step,
-        suggestion=suggestion,
+        suggestion=_zeroed_there_alone(optimizer, loss, line, zero),
         at=zero,
         **about,
     )
+
+
+def _zeroed_there_alone(
+    optimizer: OptimizerHistory, loss: Loss, step: Event, zero: Event
+) -> str:
+    """Suggest to zero below a step instead, where the zeroing is another line of its file, and is for it alone."""
+    eraser = np.array([loss.eraser])
+    touched = [each for each in optimizer.optimizers if each.changed_by(eraser).size]
+    if len(touched) != 1 or step.file != zero.file or step.line == zero.line:
+        return ""
+    return _zeroed_below(optimizer, step, loss.backward, zero)
 
 
 def _zeroed_below(
@@ -123,13 +129,17 @@ def _erased_before(optimizer: OptimizerHistory, step: int) -> list[Loss]:
     # Where a hand has put something into `.grad`, what is there is not known.
     if not lost or optimizer.shares.of(step).lost_sight.any():
         return []
-    losses = []
-    for b in sorted(lost):
-        eraser = int(optimizer.erased[b, optimizer.columns].max())
-        # What FSDP has scattered waits elsewhere.
-        if optimizer.ledger[eraser].kind in ("zero_grad", "edit") and eraser < step:
-            losses.append(Loss(b, eraser, step))
-    return losses
+    backwards = sorted(lost)
+    erased = optimizer.erased[backwards][:, optimizer.columns]
+    pairs = zip(backwards, erased.max(axis=1).tolist(), strict=True)
+    losses = [Loss(b, eraser, step) for b, eraser in pairs]
+    return [loss for loss in losses if _is_before_step(optimizer, loss)]
+
+
+def _is_before_step(analysis: LedgerAnalysis, loss: Loss) -> bool:
+    """Return whether something was erased before the step, and not only scattered by FSDP: that waits elsewhere."""
+    kind = analysis.ledger[loss.eraser].kind
+    return kind in ("zero_grad", "edit") and loss.eraser < loss.step
 
 
 def _is_used_elsewhere(optimizer: OptimizerHistory, backward: int) -> bool:
@@ -155,21 +165,27 @@ def _lost_before_steps(optimizer: OptimizerHistory) -> tuple[list[Loss], list[Lo
     inside: list[Loss] = []
     tails: list[Loss] = []
     for step, kept in optimizer.windows.items():
-        if optimizer.moved[kept].any():
-            continue
-        # The last closure of a window runs inside the step, the others before it.
-        closure = optimizer.closures[kept[-1]]
-        places = optimizer.events.column("line") if closure else optimizer.sites
-        losses = _erased_before(optimizer, step)
-        alike = [loss for loss in losses if places[loss.backward] in places[kept]]
         epoch = optimizer.epoch(kept[-1])
         whole = len(kept) > 1 and _is_whole(optimizer, step)
-        for loss in alike:
+        for loss in _lost_of_one_loss(optimizer, step, kept):
             if optimizer.epoch(loss.backward) != epoch:
                 tails.append(loss)
             elif not whole and not _in_turns(optimizer, loss, kept[-1]):
                 inside.append(loss)
     return inside, tails
+
+
+def _lost_of_one_loss(
+    optimizer: OptimizerHistory, step: int, kept: list[int]
+) -> list[Loss]:
+    """Return what was erased before a step, of the losses of what it consumed; nothing in SAM."""
+    if optimizer.moved[kept].any():
+        return []
+    # The last closure of a window runs inside the step, the others before it.
+    closure = optimizer.closures[kept[-1]]
+    places = optimizer.events.column("line") if closure else optimizer.sites
+    losses = _erased_before(optimizer, step)
+    return [loss for loss in losses if places[loss.backward] in places[kept]]
 
 
 def _in_turns(optimizer: OptimizerHistory, loss: Loss, kept: int) -> bool:
@@ -192,32 +208,34 @@ def _is_whole(optimizer: OptimizerHistory, step: int) -> bool:
 
 def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what has to be meant for a healthy loop to be so: that no step used what a zeroing erased."""
-    lost: set[int] = set()
-    for optimizer in analysis.optimizers:
-        for step, kept in optimizer.windows.items():
-            losses = _lost_for_all(optimizer, step)
-            # SAM erases what has said where to move the weights, and brings as much there.
-            moved = analysis.moved[kept[0]] and not analysis.closures[kept[0]]
-            if not moved or len(losses) > len(kept):
-                lost |= {loss.backward for loss in losses}
+    lost: set[int] = set().union(*map(_lost_to_all_steps, analysis.optimizers))
     if lost:
         many = f"{len(lost)} micro-batch{'es' * (len(lost) > 1)}"
         yield f"what {many} brought and a zeroing erased is meant to be thrown away"
+
+
+def _lost_to_all_steps(optimizer: OptimizerHistory) -> set[int]:
+    """Return the backwards that were erased before an optimizer's steps, and used by no other."""
+    lost = set()
+    for step, kept in optimizer.windows.items():
+        losses = _lost_for_all(optimizer, step)
+        # SAM erases what has said where to move the weights, and brings as much there.
+        moved = optimizer.moved[kept[0]] and not optimizer.closures[kept[0]]
+        if not moved or len(losses) > len(kept):
+            lost |= {loss.backward for loss in losses}
+    return lost
 
 
 # --- the last window --------------------------------------------------------------------------
 
 
 @for_each_optimizer
-def tail_dropped(optimizer: OptimizerHistory) -> Iterator[Finding]:
+def tail_dropped(optimizer: OptimizerHistory) -> Findings:
     """Find micro-batches at the end of a loader that no step ever consumed."""
     if optimizer.usual < 2 or not optimizer.steps.size:
         return
-    dropped = [
-        *_thrown_away(optimizer),
-        _left_at_the_end(optimizer),
-    ]
-    dropped = [lost for lost in dropped if lost]
+    every = [*_thrown_away(optimizer), _left_at_the_end(optimizer)]
+    dropped = list(filter(None, every))
     if not dropped:
         return
     lost = dropped[0]
@@ -269,7 +287,7 @@ def _left_at_the_end(optimizer: OptimizerHistory) -> list[int]:
 
 
 @for_each_optimizer
-def gradient_applied_twice(optimizer: OptimizerHistory) -> Iterator[Finding]:
+def gradient_applied_twice(optimizer: OptimizerHistory) -> Findings:
     """Find steps on what another optimizer has applied to the same parameters, or this one, with nothing new."""
     used_twice = optimizer.ledger.outcomes.steps > 1
     inner = np.flatnonzero(optimizer.closures)
@@ -329,7 +347,7 @@ def _second_step(
 
 
 @for_each_optimizer
-def missing_zero_grad(optimizer: OptimizerHistory) -> Iterator[Finding]:
+def missing_zero_grad(optimizer: OptimizerHistory) -> Findings:
     """Find contributions that several steps of one optimizer consumed, or a closure that adds its evaluations up."""
     evaluated = _evaluated_in_vain(optimizer)
     again = optimizer.first_use[optimizer.read] < optimizer.read_step
