@@ -208,6 +208,7 @@ class LedgerAnalysis:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
+        self.parameters = ledger.parameters
         self.code = Code(ledger.sources)
         self.events = ledger.events
         self.shares = ledger.shares()
@@ -236,6 +237,10 @@ class LedgerAnalysis:
     def detail(self, event: int, name: str) -> Any:
         """Return one entry of an event's details; None where it has none."""
         return self.ledger[event].details.get(name)
+
+    def names(self, columns: Iterable[int]) -> list[str]:
+        """Return the names of some parameters."""
+        return [self.parameters[p].name for p in columns]
 
     def finite(self, backward: int) -> bool:
         """Return whether what a backward added is known to be neither infinite nor NaN."""
@@ -394,17 +399,19 @@ class LedgerAnalysis:
 class OptimizerHistory(LedgerAnalysis):
     """The analysis of a ledger for one optimizer: its parameters, its steps, and which backwards reached it.
 
-    Its steps `read` backwards, each in the step of `read_step`: `windows` has each step that consumed something, with
-    its backwards, `first_step_of` each backward that was consumed, with the first step that did. `usual` is how many
-    new backwards a window usually has, `place` its number among those of its rank.
+    `consumed` are the shares that its steps read. These `read` backwards, each in the step of `read_step`: `windows`
+    has each step that consumed something, with its backwards, `first_step_of` each backward that was consumed, with
+    the first step that did. `usual` is how many new backwards a window usually has, `place` its number among those of
+    its rank.
     """
 
     def __init__(self, analysis: LedgerAnalysis, optimizer: int) -> None:
         vars(self).update(vars(analysis))
         self.optimizer = optimizer
-        parameters = self.ledger.parameters
-        columns = [i for i, p in enumerate(parameters) if optimizer in p.optimizers]
-        self.rank = parameters[columns[0]].rank
+        columns = [
+            i for i, p in enumerate(self.parameters) if optimizer in p.optimizers
+        ]
+        self.rank = self.parameters[columns[0]].rank
         # Optimizers of several ranks are numbered through.
         self.place = sum(before.rank == self.rank for before in self.every_optimizer)
         self.columns = np.array(columns, int)
@@ -418,11 +425,11 @@ class OptimizerHistory(LedgerAnalysis):
         self.skipped = np.flatnonzero(skipped & mine)
         reached = self.contributed[:, self.columns].any(axis=1)
         self.backwards = np.flatnonzero(reached & self.backward)
-        shares = self.shares
-        mine = shares.optimizer == optimizer
-        used = mine & ~shares.erased & (shares.term == 0)
-        self.read_step = shares.step[used]
-        self.read = shares.backward[used]
+        mine = self.shares.optimizer == optimizer
+        self.consumed = self.shares.take(mine & ~self.shares.erased)
+        first = self.consumed.term == 0
+        self.read_step = self.consumed.step[first]
+        self.read = self.consumed.backward[first]
         self.windows: dict[int, list[int]] = {}
         self.first_step_of: dict[int, int] = {}
         pairs = zip(self.read.tolist(), self.read_step.tolist(), strict=True)

@@ -265,8 +265,7 @@ def _unread(optimizer: OptimizerHistory) -> str:
 
     Of the looks at a loss that a closure takes, the last counts.
     """
-    mine = optimizer.shares.optimizer == optimizer.optimizer
-    shares = optimizer.shares.take(mine & ~optimizer.shares.erased)
+    shares = optimizer.consumed
     counts = ~shares.in_closure | shares.in_closure.all()
     unknown = shares.unknown[counts]
     if not unknown.any():

@@ -54,8 +54,6 @@ def clip_per_micro_batch(optimizer: OptimizerHistory) -> Findings:
         return
     step, inside = next(iter(clips.items()))
     window = optimizer.waiting(step)
-    rows = optimizer.shares.of(step)
-    mine = (rows.optimizer == optimizer.optimizer) & ~rows.erased
     yield _misplaced(
         optimizer,
         inside[0],
@@ -64,7 +62,7 @@ def clip_per_micro_batch(optimizer: OptimizerHistory) -> Findings:
         window[-1],
         evidence={
             "clips between them multiply by": list(map(optimizer.clip_ratio, inside)),
-            "left of each backward": rows.clipped[mine].tolist(),
+            "left of each backward": optimizer.consumed.of(step).clipped.tolist(),
         },
         cause=(
             "The sum is clipped after each backward, so that what came early is shortened again and again, and the "

@@ -27,8 +27,8 @@ _NO_OWNER = (
 
 def _named(analysis: LedgerAnalysis, columns: Sequence[int]) -> str:
     """Name the first of some parameters, and how many more there are."""
-    first = analysis.ledger.parameters[columns[0]].name
-    return f"{first} and {len(columns) - 1} more" if len(columns) > 1 else first
+    first, *others = analysis.names(columns)
+    return f"{first} and {len(others)} more" if others else first
 
 
 # --- parameters without an optimizer, or with two ---------------------------------------------
@@ -38,7 +38,7 @@ def parameter_outside_or_twice(analysis: LedgerAnalysis) -> Findings:
     """Find gradients that no step uses and nothing erases, or that an optimizer which steps in vain should have."""
     for owner, columns in _outside(analysis).items():
         whose = f"to {owner.name}, which never steps" if owner else _NO_OWNER
-        names = [analysis.ledger.parameters[p].name for p in columns[:4]]
+        names = analysis.names(columns[:4])
         yield analysis.finding(
             "warning",
             int(np.flatnonzero(analysis.contributed[:, columns[0]])[1]),
@@ -108,7 +108,7 @@ def _unused(analysis: LedgerAnalysis) -> list[int]:
         return []  # these may be what its parameters are copies of
     stepping = {optimizer.optimizer for optimizer in analysis.optimizers}
     unused = []
-    for p, parameter in enumerate(analysis.ledger.parameters):
+    for p, parameter in enumerate(analysis.parameters):
         outside = stepping and not stepping.intersection(parameter.optimizers)
         again = _AGAIN if parameter.optimizers else 1
         often = _rounds(analysis, p) > again
@@ -161,7 +161,7 @@ def _unreached(optimizer: OptimizerHistory) -> str:
 
 def _idle(optimizer: OptimizerHistory) -> list[int]:
     """Return an optimizer's parameters whose `.grad` nothing touches; none where FSDP may not have scattered one."""
-    parameters = optimizer.ledger.parameters
+    parameters = optimizer.parameters
     happened = optimizer.ledger.state & (CONTRIBUTED | PRESENT | CHANGED)
     touched = np.any(happened, axis=0)
     elsewhere = {parameters[p].unsharded_of for p in np.flatnonzero(touched).tolist()}
@@ -170,8 +170,7 @@ def _idle(optimizer: OptimizerHistory) -> list[int]:
         for p in optimizer.columns[~touched[optimizer.columns]].tolist()
         if parameters[p].requires_grad and not parameters[p].unsharded_of
     ]
-    names = {parameters[p].name for p in idle}
-    return idle if names.isdisjoint(elsewhere) else []
+    return idle if elsewhere.isdisjoint(optimizer.names(idle)) else []
 
 
 def _shared_loss(one: OptimizerHistory, other: OptimizerHistory) -> str:
@@ -250,7 +249,7 @@ def _are_apart(one: OptimizerHistory, other: OptimizerHistory) -> bool:
 
 def _layers(optimizer: OptimizerHistory) -> set[str]:
     """Return the names of the layers that an optimizer has parameters of."""
-    names = [optimizer.ledger.parameters[p].name for p in optimizer.columns.tolist()]
+    names = optimizer.names(optimizer.columns)
     return {name.rpartition(".")[0] for name in names if "." in name}
 
 

@@ -99,7 +99,7 @@ def _why_unsynced(analysis: LedgerAnalysis, backward: int) -> str:
 
 def _was_meant(analysis: LedgerAnalysis, backward: int) -> bool:
     """Return whether a backward was to be synchronised: its flag was up, on a device whose collectives are seen."""
-    devices = {parameter.device for parameter in analysis.ledger.parameters}
+    devices = {parameter.device for parameter in analysis.parameters}
     seen = all(device.startswith(("cpu", "cuda")) for device in devices)
     armed = analysis.detail(backward, "armed")
     return analysis.detail(backward, "no_sync") is False and (seen or not armed)
@@ -111,11 +111,10 @@ def _unsynced(optimizer: OptimizerHistory) -> tuple[dict[int, list[int]], int]:
     unsynced = {}
     averaged = 0
     for step in optimizer.windows:
-        rows = optimizer.shares.of(step)
-        read = ~rows.erased & (rows.optimizer == optimizer.optimizer)
-        late = rows.backward[read & (rows.averaged == 1) & ~rows.lost_sight]
+        rows = optimizer.consumed.of(step)
+        late = rows.backward[(rows.averaged == 1) & ~rows.lost_sight]
         # Averaged too early, within the very window, is averaging that was meant.
-        averaged += bool((rows.averaged[read] < 1).any())
+        averaged += bool((rows.averaged < 1).any())
         if late.size and armed[late[-1]] is not None:
             unsynced[step] = np.unique(late).tolist()
     return unsynced, averaged
@@ -143,13 +142,13 @@ def fsdp2_zero_keeps_unsharded(analysis: LedgerAnalysis) -> Findings:
 
 def _kept(analysis: LedgerAnalysis) -> dict[int, list[str]]:
     """Return the zeroings that did not reach whole gradients, and the names of these."""
-    parameters = analysis.ledger.parameters
-    whole = [p for p, parameter in enumerate(parameters) if parameter.unsharded_of]
+    every = enumerate(analysis.parameters)
+    whole = [p for p, parameter in every if parameter.unsharded_of]
     kept = {}
     for zero in analysis.at("zero_grad").tolist():
-        names = [parameters[p].name for p in whole if _stays(analysis, zero, p)]
-        if names:
-            kept[zero] = names
+        columns = [p for p in whole if _stays(analysis, zero, p)]
+        if columns:
+            kept[zero] = analysis.names(columns)
     return kept
 
 
@@ -318,7 +317,7 @@ def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what has to be meant for a rank to be healthy by itself."""
     if not number(analysis.ledger.meta.get("ranks")) > 1:
         return
-    sharded = any(parameter.unsharded_of for parameter in analysis.ledger.parameters)
+    sharded = any(parameter.unsharded_of for parameter in analysis.parameters)
     for optimizer in analysis.optimizers:
         if sharded and _clips_locally(optimizer):
             yield "a clip by the norm of one rank's shards alone is meant"
@@ -336,7 +335,7 @@ def _shares_nothing(optimizer: OptimizerHistory) -> bool:
 def _is_local(optimizer: OptimizerHistory, clip: int) -> bool:
     """Return whether a clip that shortened gradients took the norm of what this rank holds for the whole."""
     total = number(optimizer.detail(clip, "total_norm"))
-    mine = np.array([p.rank == optimizer.rank for p in optimizer.ledger.parameters])
+    mine = np.array([p.rank == optimizer.rank for p in optimizer.parameters])
     norms = optimizer.ledger.grad[clip - 1, mine].astype(float)
     norm = float(np.linalg.norm(norms[np.isfinite(norms)]))
     local = math.isclose(total, norm, rel_tol=_SAME_NORM)

@@ -217,8 +217,9 @@ class Code:
             fits &= isinstance(node, ast.If) and len(_lines(node)) == 2
         if not (fits and function.may_move(node, other.line)) or function.is_all(node):
             return ""
-        texts = dedent("\n".join(function.rows[node.lineno - 1 : node.end_lineno]))
-        return f"{_marked('-', *texts.splitlines())}\n{_beside(other, texts.splitlines(), below)}"
+        rows = function.rows[node.lineno - 1 : node.end_lineno]
+        texts = dedent("\n".join(rows)).splitlines()
+        return f"{_marked('-', *texts)}\n{_beside(other, texts, below)}"
 
     @_or_nothing
     def zeroed_below(

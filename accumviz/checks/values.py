@@ -55,7 +55,7 @@ def nonfinite_micro_batch(optimizer: OptimizerHistory) -> Findings:
 def weights_frozen_by_autocast(optimizer: OptimizerHistory) -> Findings:
     """Find forwards that read copies of weights from before the last step, which an autocast around both keeps."""
     old = optimizer.events.detail("old_weight", None)
-    names = {optimizer.ledger.parameters[p].name for p in optimizer.columns}
+    names = set(optimizer.names(optimizer.columns))
     # What another network's loss reads one step late is read anew for the own.
     late = [b for b in optimizer.first_step_of if str(old[b]) in names]
     if not late:
@@ -214,7 +214,7 @@ def _sums(optimizer: OptimizerHistory) -> Iterator[str]:
     if all(len(used) < 2 for used in optimizer.windows.values()):
         return
     for p in optimizer.columns.tolist():
-        parameter = optimizer.ledger.parameters[p]
+        parameter = optimizer.parameters[p]
         if parameter.dtype not in ("bfloat16", "float16"):
             continue
         present = optimizer.ledger.state[:-1, p] & PRESENT > 0

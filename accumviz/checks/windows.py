@@ -338,7 +338,7 @@ def _second_step(
         step=step,
         evidence={
             "applied by the steps at events": [before, step],
-            "parameters": [optimizer.ledger.parameters[p].name for p in shared[:4]],
+            "parameters": optimizer.names(shared[:4]),
         },
         cause=cause,
         suggestion=suggestion,
@@ -434,9 +434,9 @@ def _zeroed_beside(optimizer: OptimizerHistory, at: int, backward: int) -> str:
 
 def _kept_by_hand(optimizer: OptimizerHistory, backward: int) -> float:
     """Return which part of a contribution a hand keeps from each step to the next; 0 where it keeps all or none."""
-    shares = optimizer.shares
-    mine = (shares.optimizer == optimizer.optimizer) & (shares.backward == backward)
-    factors = shares.by_hand[mine & ~shares.erased & shares.followed].tolist()
+    shares = optimizer.consumed
+    mine = shares.backward == backward
+    factors = shares.by_hand[mine & shares.followed].tolist()
     ratios = [late / early for early, late in pairwise(factors)]
     alike = are_close([*factors[:1], 1.0]) and are_close(ratios)
     return ratios[0] if ratios and alike and ratios[0] < 1 - SAME else 0.0
