@@ -276,11 +276,16 @@ def _about(ledger: Ledger, file: Path) -> str:
     return literal(" · ".join(parts))
 
 
-def _check(options: Any) -> None:
+def _report(ledgers: list[Ledger]) -> Report:
+    """Judge one process, or all ranks together."""
     from accumviz.checks.check import check, check_ranks
 
+    return check_ranks(ledgers) if len(ledgers) > 1 else check(*ledgers)
+
+
+def _check(options: Any) -> None:
     ledgers = _load_ranks(options.files)
-    report = check_ranks(ledgers) if len(ledgers) > 1 else check(*ledgers)
+    report = _report(ledgers)
     failed = _fails(report, options.fail_on)
     _print(_written(report, "json" if options.json else options.format, options.files))
     if failed:
@@ -319,12 +324,11 @@ def _compare(options: Any) -> None:
 
 def _view(options: Any) -> None:
     from accumviz import play
-    from accumviz.checks.check import check, check_ranks
 
     ledgers = _load_ranks(options.files)
     ledger = _together(ledgers)
     player = play(ledger)
-    player.report = check_ranks(ledgers) if len(ledgers) > 1 else check(ledger)
+    player.report = _report(ledgers)
     player.about = _about(ledger, options.files[0])
     page = Path(f"{options.files[0]}.html").absolute()
     with _writing_to(page):
@@ -407,14 +411,12 @@ def _finish(
     recordings: list[Any], notes: list[str], fail_on: str | None, *, is_judged: bool
 ) -> int:
     """Say on stderr what was recorded, and what is wrong with it; return the exit code for a script that ended well."""
-    if is_judged and not recordings and not notes:
-        notes = ["nothing was recorded: this process did not import torch"]
-    if fail_on is not None and not recordings:
-        _warn(f"--fail-on {fail_on} fails: {notes[0]}")
-        failed = True
-        notes = notes[1:]
-    else:
-        failed = _any_wrong(recordings, fail_on, is_judged=is_judged)
+    failed = _any_wrong(recordings, fail_on, is_judged=is_judged)
+    if is_judged and not recordings:
+        notes = notes or ["nothing was recorded: this process did not import torch"]
+        if fail_on is not None:
+            notes = [f"--fail-on {fail_on} fails: {notes[0]}", *notes[1:]]
+            failed = True
     for note in notes:
         _warn(note)
     if is_judged:

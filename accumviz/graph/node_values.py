@@ -89,15 +89,21 @@ def results(walk: Walk, variables: Mapping[Any, torch.Tensor]) -> Results:
     """Find what operations returned: in the caller's variables, in what was saved, or by one exact replay."""
     inside = set(walk.order)
     tensors = {fn: tensor for fn, tensor in variables.items() if fn in inside}
-    tensors |= _ends(walk)
-    for fn in walk.order:
-        for tensor in _saved_unchanged(fn):
-            if tensor.output_nr == 0 and tensor.grad_fn in inside:
-                tensors.setdefault(tensor.grad_fn, tensor)
+    tensors = _kept(walk, inside) | tensors | _ends(walk)
     for fn in reversed(walk.order):
         again = None if fn in tensors else _run_again(fn, tensors)
         if again is not None:
             tensors[fn] = again
+    return tensors
+
+
+def _kept(walk: Walk, inside: set[Any]) -> Results:
+    """Return what operations returned and others saved."""
+    tensors: Results = {}
+    for fn in walk.order:
+        for tensor in _saved_unchanged(fn):
+            if tensor.output_nr == 0 and tensor.grad_fn in inside:
+                tensors.setdefault(tensor.grad_fn, tensor)
     return tensors
 
 

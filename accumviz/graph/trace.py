@@ -61,25 +61,16 @@ def trace(*tensors: torch.Tensor, values: bool = False) -> Graph:
         for i, tensor in enumerate(tensors):
             _check(tensor, f"argument {i}", names)
         walk = Walk(tensors)
-        found: dict[Any, Any] = {}
-        slopes: dict[Any, Any] = {}
-        notes = []
-        if values and len(walk.order) > VALUES_LIMIT:
-            notes.append(TOO_LARGE)
-        elif values:
-            tensor_of = results(walk, names.tensors)
-            found = {fn: numbers(tensor) for fn, tensor in tensor_of.items()}
-            slopes, note = gradients(walk)
-            if note:
-                notes.append(note)
-        return graph_of(
-            walk,
-            names,
-            Scopes(_modules(frame)),
-            found,
-            slopes,
-            notes,
-        )
+        scopes = Scopes(_modules(frame))
+        if not values:
+            return graph_of(walk, names, scopes)
+        if len(walk.order) > VALUES_LIMIT:
+            return graph_of(walk, names, scopes, notes=[TOO_LARGE])
+        tensor_of = results(walk, names.tensors)
+        found = {fn: numbers(tensor) for fn, tensor in tensor_of.items()}
+        slopes, note = gradients(walk)
+        notes = [note] if note else []
+        return graph_of(walk, names, scopes, found, slopes, notes)
 
 
 def _modules(frame: FrameType) -> dict[str, Module]:
@@ -126,14 +117,17 @@ class Names:
         self.tensors: dict[Any, torch.Tensor] = {}
         self._named: dict[int, str] = {}
         for name, value in [] if frame is None else variables(frame):
-            if not issubclass(type(value), torch.Tensor):
-                continue
-            self._named.setdefault(id(value), name)
-            # Asking such a view for its node makes a new one, in another place of the engine's order.
-            if value._is_view() and value._base is not None and value._base._version:
-                continue
-            if value.grad_fn is not None and value.output_nr == 0:
-                self.tensors.setdefault(value.grad_fn, value)
+            if issubclass(type(value), torch.Tensor):
+                self._named.setdefault(id(value), name)
+                self._note_node(value)
+
+    def _note_node(self, tensor: torch.Tensor) -> None:
+        base = tensor._base
+        # Asking such a view for its node makes a new one, in another place of the engine's order.
+        if tensor._is_view() and base is not None and base._version:
+            return
+        if tensor.grad_fn is not None and tensor.output_nr == 0:
+            self.tensors.setdefault(tensor.grad_fn, tensor)
 
     def of(self, tensor: torch.Tensor | None) -> str:
         """Return the name of a tensor, empty where it has none."""

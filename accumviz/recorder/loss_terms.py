@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -243,31 +244,28 @@ class _Terms:
 
     def _multiply(self, term: Details, factor: _Factor) -> None:
         """Write into a term its factor, and what that is made of: None where it is on a device, or not finite."""
-        divisor = own = 1.0
-        constants = list[float]()
-        for constant, power, inside in factor:
-            if constant is None:
-                term["factor"] = None
-                term["unknown"] = term["unknown"] or _NOT_READ
-                return
-            value = math.nan
-            if isinstance(constant, Tensor):
-                self._row.take(constant, partial(_put_factor, term, power))
-            else:
-                value = _raised(constant, power)
-                term["factor"] *= value
-                divisor *= constant if power < 0 else 1
-            if abs(value) != 1:
-                constants.append(value)
-            if inside:
-                own *= value
+        if any(constant.value is None for constant in factor):
+            term["factor"] = None
+            term["unknown"] = term["unknown"] or _NOT_READ
+            return
+        divisor = _divisor(factor)
         if divisor != 1 and math.isfinite(divisor):
             term["divisor"] = divisor
+        values = [self._multiply_by(term, constant) for constant in factor]
+        own = math.prod(compress(values, [constant.inside for constant in factor]))
         if abs(own) != 1:
             term["own"] = own if math.isfinite(own) else None
-        if len(constants) > 1:
-            are_finite = all(map(math.isfinite, constants))
-            term["constants"] = constants if are_finite else None
+        _put_constants(term, values)
+
+    def _multiply_by(self, term: Details, constant: _Constant) -> float:
+        """Multiply a term's factor, and return by what; NaN for a number that is on its way from a device."""
+        if isinstance(constant.value, Tensor):
+            put = partial(_put_factor, term, constant.power)
+            self._row.take(constant.value, put)
+            return math.nan
+        value = _raised(constant.value, constant.power)
+        term["factor"] *= value
+        return value
 
     def _visit(
         self,
@@ -358,6 +356,15 @@ class _Terms:
         return []
 
 
+def _divisor(factor: _Factor) -> float:
+    """Return what a loss is divided by, as far as that is known at once."""
+    divisor = 1.0
+    for constant in factor:
+        if constant.power < 0 and not isinstance(constant.value, Tensor):
+            divisor *= constant.value
+    return divisor
+
+
 def _compares_samples(node: Any) -> bool:
     """Return whether a cross entropy's classes are the samples: products of each with each, none of them a weight."""
     scores = held(node._raw_saved_self)
@@ -366,17 +373,24 @@ def _compares_samples(node: Any) -> bool:
     shape = tuple(scores.shape)
     if len(shape) != 2 or shape[0] != shape[1]:
         return False
+    factors = _factors_below(node)
+    return bool(factors) and not any(map(_is_weight, factors))
+
+
+def _factors_below(node: Any) -> list[Any]:
+    """Return what is multiplied in the first matrix product below; nothing where more than scalings is in between."""
     waiting = [node.next_functions[0][0]]
     for _ in range(_MOST_SCALINGS):
         if not waiting:
             break
         below = waiting.pop()
         name = type(below).__name__
+        sides = [side for side, _ in getattr(below, "next_functions", ())]
         if name == "MmBackward0":
-            return not any(_is_weight(side) for side, _ in below.next_functions)
+            return sides
         if name in _SCALINGS:
-            waiting += [side for side, _ in below.next_functions]
-    return False
+            waiting += sides
+    return []
 
 
 def _is_weight(node: Any) -> bool:
@@ -392,6 +406,14 @@ def _scale(row: Backward, power: int, value: float) -> None:
 
 def _put_factor(term: Details, power: int, value: float) -> None:
     term["factor"] *= _raised(value, power)
+
+
+def _put_constants(term: Details, values: list[float]) -> None:
+    """Note the constants that a loss is multiplied by, where there are several; None where one is not known."""
+    constants = [value for value in values if abs(value) != 1]
+    if len(constants) > 1:
+        are_finite = all(map(math.isfinite, constants))
+        term["constants"] = constants if are_finite else None
 
 
 def _put_elements(term: Details, value: float) -> None:
@@ -550,11 +572,14 @@ class _Reduced:
         size = self._masks[0].numel()
         if (len(self._masks) > 1 and size != self.count) or not size:
             raise _UnreadableError(_NESTED)
+        self._check_masks(size)
+        with torch.no_grad():
+            return _number(_sum_of_product(self._masks) * (self.count // size))
+
+    def _check_masks(self, size: int) -> None:
         for mask in self._masks:
             if not readable(mask) or mask.dtype.is_complex or mask.numel() != size:
                 raise _UnreadableError(_NESTED)
-        with torch.no_grad():
-            return _number(_sum_of_product(self._masks) * (self.count // size))
 
 
 def _sum_of_product(masks: list[Tensor]) -> Tensor:
@@ -590,11 +615,7 @@ def describe_root(
 ) -> None:
     """Write into the row what `torch.autograd.backward` was called on, and how."""
     call = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
-    retain = call.get("retain_graph")
-    row.keeps = bool(call.get("create_graph") if retain is None else retain)
-    for option in ("retain_graph", "create_graph"):
-        if call.get(option):
-            row.details[option] = True
+    _describe_options(row, call)
     given = call.get("grad_tensors")
     if isinstance(given, list | tuple):
         given = next((each for each in given if each is not None), None)
@@ -603,15 +624,28 @@ def describe_root(
     if not isinstance(roots, list | tuple) or hasattr(roots, "node"):
         roots = [roots]
     with torch._C.DisableTorchFunction():  # a subclass would be asked each question
-        for root in roots:
-            is_tensor = isinstance(root, Tensor)
-            node = root.grad_fn if is_tensor else getattr(root, "node", None)
+        for node in map(_node_of, roots):
             if node is not None:
                 row.nodes = (*row.nodes, node)
         if len(roots) == 1:
             _describe_root(row, roots[0], given)
         else:
             _Terms(row).add("", unknown=_START)
+
+
+def _describe_options(row: Backward, call: patches.Kwargs) -> None:
+    retain = call.get("retain_graph")
+    row.keeps = bool(call.get("create_graph") if retain is None else retain)
+    for option in ("retain_graph", "create_graph"):
+        if call.get(option):
+            row.details[option] = True
+
+
+def _node_of(root: Any) -> Any:
+    """Return the node of a tensor, or of an edge of the graph."""
+    if isinstance(root, Tensor):
+        return root.grad_fn
+    return getattr(root, "node", None)
 
 
 def _describe_root(row: Backward, root: Any, given: Any) -> None:
@@ -626,12 +660,17 @@ def _describe_root(row: Backward, root: Any, given: Any) -> None:
     node, _ = _past_identities(row.nodes[0], root.output_nr)
     name = type(node).__name__
     row.label = row.label or name
-    start = 1.0 if given is None else _number(given)
-    if single and isinstance(start, float) and start == 1:
+    if single and _is_one(given):
         terms.read(node)
     else:
         row.scale = math.nan
         terms.add(name, unknown=_START)
+
+
+def _is_one(given: Any) -> bool:
+    """Return whether the gradient that backward was given is 1, as without any; one on a device is not waited for."""
+    start = 1.0 if given is None else _number(given)
+    return isinstance(start, float) and start == 1
 
 
 # --- old copies of weights ------------------------------------------------------------------------
@@ -666,9 +705,15 @@ class CastCache:
                     continue
                 visited.add(below)
                 waiting.append(below)
-                if type(below).__name__ == "ToCopyBackward0":
-                    weight = getattr(below.next_functions[0][0], "variable", None)
-                    moved = self._moved.get(id(weight), 0)
-                    if below._sequence_nr() < moved <= node._sequence_nr():
-                        return weight
+                weight = self._copied(below)
+                moved = self._moved.get(id(weight), 0)
+                if below._sequence_nr() < moved <= node._sequence_nr():
+                    return weight
         return None
+
+    @staticmethod
+    def _copied(node: Any) -> Any:
+        """Return the weight of which a node is the copy; None where it is not one."""
+        if type(node).__name__ != "ToCopyBackward0":
+            return None
+        return getattr(node.next_functions[0][0], "variable", None)

@@ -129,15 +129,7 @@ def draw_rule(
 ) -> None:
     """Draw an event's line across rows, faint across those that it does not concern; a backward has hardly any."""
     if event.kind == "backward":
-        canvas.upright(
-            x,
-            top,
-            bottom,
-            color=LINE,
-            linewidth=0.6,
-            alpha=0.7,
-            zorder=0,
-        )
+        canvas.upright(x, top, bottom, color=LINE, linewidth=0.6, alpha=0.7, zorder=0)
         return
     color, dash = style.kind(event.kind)
     canvas.upright(
@@ -155,10 +147,8 @@ def draw_rule(
 def rule_keys(events: Sequence[Event]) -> list[Key]:
     """Return the entries of a legend for the lines of these events."""
     keys = []
-    for kind in dict.fromkeys(event.kind for event in events):
-        if kind != "backward":
-            color, dashes = style.kind(kind)
-            keys.append(Key(kind, color, kind="rule", dashes=dashes))
+    for kind, (color, dashes) in style.rules(events).items():
+        keys.append(Key(kind, color, kind="rule", dashes=dashes))
     return keys
 
 
@@ -208,11 +198,22 @@ def draw_saved(
     most = max(sizes)
     top = draw_name(canvas, "saved tensors", f"0 to {style.size(most)}", top)
     base = top + _STRIP - 4
-    scale = (_STRIP - 18) / (most or 1.0)
-    edges = [columns.x(i) for i in range(len(events) + 1)]
+    keys = _draw_stairs(canvas, columns, base, (_STRIP - 18) / (most or 1.0))
+    canvas.level(columns.left, columns.end, base, color=LINE, linewidth=0.8)
+    for i, event in enumerate(events):
+        if event.kind == "backward":
+            _write_sizes(canvas, columns, i, top + 6)
+    return top + _STRIP, keys
+
+
+def _draw_stairs(
+    canvas: Canvas, columns: EventColumns, base: float, scale: float
+) -> list[Key]:
+    """Draw the bytes as steps above `base`, with so many pixels a byte; return their legend."""
+    edges = columns.left + columns.width * np.arange(len(columns.events) + 1)
     keys = []
     for side, text, alpha in _SAVED:
-        values = np.nan_to_num([getattr(event, side) for event in events])
+        values = np.nan_to_num([getattr(event, side) for event in columns.events])
         canvas.axes.stairs(
             base - scale * values,
             edges,
@@ -226,24 +227,15 @@ def draw_saved(
         )
         if values.any():
             keys.append(Key(text, MUTED, alpha, kind="fill"))
-    canvas.level(
-        columns.left,
-        columns.end,
-        base,
-        color=LINE,
-        linewidth=0.8,
-    )
-    for i, event in enumerate(events):
-        text = f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
-        has_room = text_width(text, 11) <= columns.width - 4
-        if event.kind == "backward" and has_room:
-            canvas.text(
-                columns.middle(i),
-                top + 6,
-                text,
-                ha="center",
-            )
-    return top + _STRIP, keys
+    return keys
+
+
+def _write_sizes(canvas: Canvas, columns: EventColumns, i: int, y: float) -> None:
+    """Write the bytes saved before and after a backward, where they have room."""
+    event = columns.events[i]
+    text = f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
+    if text_width(text, 11) <= columns.width - 4:
+        canvas.text(columns.middle(i), y, text, ha="center")
 
 
 # --- shares ---------------------------------------------------------------------------------------
@@ -284,15 +276,31 @@ def draw_shares(
     low, high = reach(shown)
     scale = (_SHARES - 26) / (high - low)
     zero = top + 18 + high * scale
-    left, end = columns.left, columns.end
-    canvas.level(
-        left,
-        end,
-        zero,
-        color=MUTED,
-        linewidth=0.9,
-        zorder=1,
-    )
+    canvas.level(columns.left, columns.end, zero, color=MUTED, linewidth=0.9, zorder=1)
+    had_room = _draw_bars(canvas, columns, shown, zero, scale)
+    for one in (1, -1) if low < 0 else (1,):
+        y = zero - one * scale
+        # Above bars, and below what is written.
+        canvas.level(
+            columns.left,
+            columns.end,
+            y,
+            linewidth=1.2,
+            dash=(4.44, 1.92),
+            zorder=2.5,
+        )
+        canvas.text(columns.end + 5, y, style.number(one))
+    return top + _SHARES, had_room
+
+
+def _draw_bars(
+    canvas: Canvas,
+    columns: EventColumns,
+    shown: Sequence[ShareBar],
+    zero: float,
+    scale: float,
+) -> bool:
+    """Draw the bars of each step beside each other, with their sums; return if all of these had room."""
     positions = {event.index: i for i, event in enumerate(columns.events)}
     steps = [positions[step] for step in dict.fromkeys(bar.step for bar in shown)]
     apart = int(np.diff(steps).min(initial=2))
@@ -314,19 +322,7 @@ def draw_shares(
             _draw_bar(canvas, bar, place)
             had_room &= _write_sum(canvas, bar, place, room)
             x += width
-    for one in (1, -1) if low < 0 else (1,):
-        y = zero - one * scale
-        # Above bars, and below what is written.
-        canvas.level(
-            left,
-            end,
-            y,
-            linewidth=1.2,
-            dash=(4.44, 1.92),
-            zorder=2.5,
-        )
-        canvas.text(end + 5, y, style.number(one))
-    return top + _SHARES, had_room
+    return had_room
 
 
 def _draw_bar(canvas: Canvas, bar: ShareBar, place: _BarPlace) -> None:
@@ -336,26 +332,27 @@ def _draw_bar(canvas: Canvas, bar: ShareBar, place: _BarPlace) -> None:
         y = place.zero - highest * place.scale
         # A thin line between segments keeps them apart; one as thick as they are would be all there is.
         shown = height - 1.0 if height > _THIN else height
-        look: dict[str, Any] = {"fill": bar.color}
-        if part.unknown:
-            look = {"edge": MUTED, "hatch": "xx"}
-        elif part.again:
-            look = {"edge": bar.color}
+        looks: dict[str, dict[str, Any]] = {
+            "new": {"fill": bar.color},
+            "used": {"edge": bar.color},
+            "unseen": {"edge": MUTED, "hatch": "xx"},
+        }
         if height:
-            canvas.box(place.x, y, place.width, shown, **look)
+            canvas.box(place.x, y, place.width, shown, **looks[part.look])
         # A lone part is its own sum, which stands at the end of the bar.
         if len(bar.segments) > 1 and part.look == "new":
             line = place.zero - math.copysign(place.scale, part.length)
-            middle, room = clear_of(y, shown, line)
-            if room >= 12 and text_width(part.text, 11) <= place.width - 2:
-                ink = style.ink_on(bar.color)
-                canvas.text(
-                    place.middle,
-                    middle,
-                    part.text,
-                    ha="center",
-                    color=ink,
-                )
+            ink = style.ink_on(bar.color)
+            _write_share(canvas, part.text, place, clear_of(y, shown, line), ink)
+
+
+def _write_share(
+    canvas: Canvas, text: str, place: _BarPlace, free: tuple[float, float], ink: str
+) -> None:
+    """Write a share into its segment, where there is room: the middle of what is free, and its height."""
+    middle, room = free
+    if room >= 12 and text_width(text, 11) <= place.width - 2:
+        canvas.text(place.middle, middle, text, ha="center", color=ink)
 
 
 def _write_sum(

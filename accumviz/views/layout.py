@@ -223,12 +223,9 @@ def lay_out(
     ((-16.0, 0.0), (-16.0,))
     """
     lanes = [_lane(ledger, p, events) for p in parameters]
-    scales_by_name = one_scale((lane.name, lane.reach) for lane in lanes)
-    scaled = []
-    for lane in lanes:
-        reach = scales_by_name[words.on_any_rank(lane.name)]
-        scaled.append(replace(lane, reach=reach))
-    return scaled
+    reaches = one_scale([(lane.name, lane.reach) for lane in lanes])
+    pairs = zip(lanes, reaches, strict=True)
+    return [replace(lane, reach=reach) for lane, reach in pairs]
 
 
 def _lane(
@@ -268,18 +265,18 @@ def _reach(bars: Iterable[Bar]) -> Range:
     return low, high
 
 
-def one_scale(reaches: Iterable[tuple[str, Range]]) -> dict[str, Range]:
+def one_scale(reaches: Sequence[tuple[str, Range]]) -> list[Range]:
     """Return how far each parameter reaches on all of its ranks together, because they are compared.
 
     >>> one_scale([("rank 0 · w", (-1, 0)), ("rank 1 · w", (0, 2))])
-    {'w': (-1, 2)}
+    [(-1, 2), (-1, 2)]
     """
     widest: dict[str, Range] = {}
-    for name_on_rank, (low, high) in reaches:
-        name = words.on_any_rank(name_on_rank)
+    names = [words.on_any_rank(name) for name, _ in reaches]
+    for name, (_, (low, high)) in zip(names, reaches, strict=True):
         least, most = widest.get(name, (low, high))
         widest[name] = min(low, least), max(high, most)
-    return widest
+    return [widest[name] for name in names]
 
 
 # --- bars on a page -------------------------------------------------------------------------------
@@ -495,14 +492,11 @@ def part_keys(
     >>> part_keys({"loss": "blue"}, {"new"}, {"new": "added", "used": "used"}, "grey")
     [('added', 'new', 'blue')]
     """
-    keys = []
-    is_named = "new" in looks and len(set(colors.values())) > 1
-    if is_named:
+    named = []
+    if "new" in looks and len(set(colors.values())) > 1:
         for label, color in list(colors.items())[:_MOST_COLORS]:
-            keys.append((words.shorten(label or "backward", 28), "new", color))
+            named.append((words.shorten(label or "backward", 28), "new", color))
+        looks = looks - {"new"}
     first = next(iter(colors.values()), muted)
-    for look, text in texts.items():
-        if look in looks and not (look == "new" and is_named):
-            color = muted if look == "unseen" else first
-            keys.append((text, look, color))
-    return keys
+    inks = dict.fromkeys(texts, first) | {"unseen": muted}
+    return named + [(texts[look], look, inks[look]) for look in texts if look in looks]

@@ -86,7 +86,7 @@ def ledger_data(
     # Row after row, event by event; -1 is None.
     added = np.where(state & CONTRIBUTED, ledger.contribution[chosen], -1.0).T
     grads = np.where(state & PRESENT, ledger.grad[chosen], -1.0).T
-    pixels = _pixels(ledger, events, added, grads, levels)
+    heat = _heat(ledger, events, added, grads, levels)
     rows, added, grads = _rows(ledger, added, grads)
     lanes = _add_bars(ledger, rows, added, grads)
     _use_one_scale(rows)
@@ -123,14 +123,8 @@ def ledger_data(
         "lanes": lanes,
         "unseen": layout.unseen(ledger),
         **norms,
+        **heat,
     }
-    if pixels.size:
-        width = pixels.shape[1]
-        data["heat"] = {
-            "w": width,
-            "told": _marks(len(events), width),
-            "px": pixels.ravel().tolist(),
-        }
     data |= _further_panes(ledger, chosen.tolist(), colors, ground)
     return data, packed
 
@@ -278,13 +272,20 @@ def _events(
         "l": [places.get(literal(event.label), -1) for event in events],
         "retained": [i for i, event in enumerate(events) if _is_retained(event)],
     }
+    columns |= _saved(events)
+    texts = [words.about(ledger, event) for event in events]
+    if any(texts):
+        columns["t"] = texts
+    return columns
+
+
+def _saved(events: Sequence[Event]) -> dict[str, Any]:
+    """Return the bytes saved before and after the events, None where they were not measured."""
+    columns = {}
     for name, side in (("b", "saved_before"), ("a", "saved_after")):
         sizes = [getattr(event, side) for event in events]
         if np.isfinite(sizes).any():
             columns[name] = [None if math.isnan(x) else _plain(x, 6) for x in sizes]
-    texts = [words.about(ledger, event) for event in events]
-    if any(texts):
-        columns["t"] = texts
     return columns
 
 
@@ -306,10 +307,8 @@ def _keys(
     colors = style.label_colors(ledger.labels)
     texts = layout.part_texts(ledger)
     keys = [list(key) for key in layout.part_keys(colors, looks, texts, _MUTED)]
-    for kind in dict.fromkeys(str(event.kind) for event in events):
-        if kind != "backward":
-            color, dashes = style.kind(kind)
-            keys.append([literal(kind), "rule", f"{color}{style.stripes(dashes)}"])
+    for kind, (color, dashes) in style.rules(events).items():
+        keys.append([literal(kind), "rule", f"{color}{style.stripes(dashes)}"])
     keys.append([".grad after the event", "after", "var(--av-text)"])
     return keys + _byte_keys(events)
 
@@ -359,36 +358,34 @@ def _shares(
     places = {event: place for place, event in enumerate(chosen)}
     labels = list(colors)
     several = len({bar.objective for bar in bars}) > 1
-    inks = {}
-    looks: set[str] = set()
     rows = []
     for bar in bars:
-        label = literal(bar.label)
-        inks[label] = colors[label]
-        looks.update(part.look for part in bar.segments)
-        rank = ledger[bar.step].rank
-        whose = [] if rank is None else [f"rank {rank}"]
-        if several:
-            whose.append(_operation(bar.objective))
         row = {
             "e": places[bar.step],
-            "o": " · ".join(whose),
-            "l": labels.index(label),
+            "o": _whose(bar, ledger[bar.step].rank, several=several),
+            "l": labels.index(literal(bar.label)),
             "t": bar.total,
             "w": bar.words,
             "s": [_segment(part, places) for part in bar.segments],
         }
         rows.append(row)
-    dashed = "Dashed: 1"
-    together = shares.among(ledger)
-    if together:
-        dashed += f", {together}"
+    looks = {part.look for bar in bars for part in bar.segments}
+    inks = {literal(bar.label): bar.color for bar in bars}
+    dashed = ", ".join(filter(None, ["Dashed: 1", shares.among(ledger)]))
     return {
         "r": plain(shares.reach(bars)),
         "rows": rows,
         "keys": layout.part_keys(inks, looks, _SHARES, _MUTED),
         "note": f"{dashed}. {note}".strip(),
     }
+
+
+def _whose(bar: shares.ShareBar, rank: int | None, *, several: bool) -> str:
+    """Return whose shares a bar shows, where there are several ranks or objectives."""
+    whose = [] if rank is None else [f"rank {rank}"]
+    if several:
+        whose.append(_operation(bar.objective))
+    return " · ".join(whose)
 
 
 def _segment(part: shares.Segment, places: dict[int, int]) -> list[Any]:
@@ -469,11 +466,7 @@ def _add_bars(
     grads: np.ndarray,
 ) -> dict[str, list[Any]]:
     """Return the bars of small ledgers, and add how far they reach, and what events erased unused, to the rows."""
-    is_thinned = added.shape[1] < len(ledger)
-    if is_thinned or not 0 < added.size <= _MOST_BARS:
-        return {}
-    # What is never zeroed stays in every later bar.
-    if layout.count_parts(ledger) > _MOST_PARTS:
+    if not _has_room_for_bars(ledger, added):
         return {}
     bars = layout.PageBars(ledger)
     for p, row in enumerate(rows):
@@ -486,35 +479,49 @@ def _add_bars(
         scales = bars.gradients[members.start].scales
         if any(scale != 1 for scale in scales):
             row["k"] = plain(scales)
+    _add_lost(ledger, rows)
+    return bars.columns
+
+
+def _has_room_for_bars(ledger: Ledger, added: np.ndarray) -> bool:
+    is_thinned = added.shape[1] < len(ledger)
+    if is_thinned or not 0 < added.size <= _MOST_BARS:
+        return False
+    # What is never zeroed stays in every later bar.
+    return layout.count_parts(ledger) <= _MOST_PARTS
+
+
+def _add_lost(ledger: Ledger, rows: list[Row]) -> None:
+    """Add to the rows which backwards each event erased before a step used them."""
     places = {parameter.name: p for p, parameter in enumerate(ledger.parameters)}
     for e in range(len(ledger)):
         for name, births in ledger.unconsumed(e).items():
             rows[places[name]].setdefault("lost", {})[e] = births
-    return bars.columns
 
 
 def _use_one_scale(rows: list[Row]) -> None:
     """Let each row reach as far as its parameter does on all ranks."""
-    scales = layout.one_scale((row["n"], row["r"]) for row in rows)
-    for row in rows:
-        name = words.on_any_rank(row["n"])
-        row["r"] = plain(scales[name])
+    reaches = layout.one_scale([(row["n"], row["r"]) for row in rows])
+    for row, reach in zip(rows, reaches, strict=True):
+        row["r"] = plain(reach)
 
 
-def _pixels(
+def _heat(
     ledger: Ledger,
     events: Sequence[Event],
     added: np.ndarray,
     grads: np.ndarray,
     levels: layout.Range | None,
-) -> np.ndarray:
-    """Return the codes of the heat map of all parameters."""
+) -> dict[str, Any]:
+    """Return the heat map of all parameters, where there is something to show."""
     if not added.size:
-        return added
+        return {}
     width = min(len(events), _WIDEST)
     starts = np.unique(np.arange(width) * len(events) // width)
     labels = layout.label_places(ledger, events)
-    return layout.heat(added, ~(grads < 0), labels, starts, levels)
+    codes = layout.heat(added, ~(grads < 0), labels, starts, levels)
+    told = _marks(len(events), width)
+    return {"heat": {"w": width, "told": told, "px": codes.ravel().tolist()}}
 
 
 def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:
@@ -595,23 +602,25 @@ def _colored(line: str) -> list[Any]:
 
 def _stretches(text: list[str], lines: list[int]) -> list[tuple[int, str]]:
     """Return the lines around these, all of a short file or stretch; between stretches a line with the number 0."""
-    near: set[int] = set()
-    for line in lines:
-        near.update(range(line - _AROUND, line + _AROUND + 1))
-    if len(text) <= _WHOLE:
-        near.update(range(len(text) + 1))
-    elif lines[-1] - lines[0] <= _WHOLE:
-        near.update(range(lines[0], lines[-1]))
+    near = _near(lines, len(text)) - _left_out(text)
     shown: list[tuple[int, str]] = []
-    last = 0
-    for n in sorted(near - _left_out(text)):
-        if not 0 < n <= len(text):
-            continue
-        if last and n > last + 1:
+    for n in sorted(near & set(range(1, len(text) + 1))):
+        if shown and n > shown[-1][0] + 1:
             shown.append((0, ""))
         shown.append((n, text[n - 1]))
-        last = n
     return shown
+
+
+def _near(lines: list[int], count: int) -> set[int]:
+    """Return the numbers around those of some lines of a file; it may have fewer."""
+    if count <= _WHOLE:
+        return set(range(count + 1))
+    near: set[int] = set()
+    if lines[-1] - lines[0] <= _WHOLE:
+        near.update(range(lines[0], lines[-1]))
+    for line in lines:
+        near.update(range(line - _AROUND, line + _AROUND + 1))
+    return near
 
 
 def _left_out(text: list[str]) -> set[int]:

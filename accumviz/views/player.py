@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import math
 from bisect import bisect_right
 from collections import Counter
@@ -191,11 +192,11 @@ def scenes(graphs: Mapping[int, Graph]) -> Data:
     A graph with modules names its `other` form, folded. `missing` says why an event has none.
     """
     shown: dict[int, list[_Form]] = {}
-    alike: dict[str, list[_Form]] = {}
     for event, graph in graphs.items():
         shown[event] = [_Form(form, cards_of(form, "adds")) for form in forms(graph)]
-        for form in shown[event]:
-            alike.setdefault(form.look(), []).append(form)
+    alike: dict[str, list[_Form]] = {}
+    for form in itertools.chain.from_iterable(shown.values()):
+        alike.setdefault(form.look(), []).append(form)
     layouts: list[Data] = []
     drawn: list[Data] = []
     missing = _LEFT_OUT
@@ -209,14 +210,21 @@ def scenes(graphs: Mapping[int, Graph]) -> Data:
             form.place = len(drawn)
             drawn.append(_data(form, len(layouts), layout["e"]))
         layouts.append(layout)
-    of = {}
-    for event, (first, *others) in shown.items():
-        if first.place >= 0:
-            of[event] = first.place
-        for other in others:
-            if min(first.place, other.place) >= 0:
-                drawn[first.place]["other"] = other.place
+    of = _places(shown, drawn)
     return {"layouts": layouts, "graphs": drawn, "of": of, "missing": missing}
+
+
+def _places(shown: Mapping[int, list[_Form]], drawn: list[Data]) -> dict[int, int]:
+    """Return the place of each event's graph that is drawn, and name its other form in it."""
+    of = {}
+    for event, forms_of_event in shown.items():
+        places = [form.place for form in forms_of_event]
+        if places[0] >= 0:
+            of[event] = places[0]
+            for other in places[1:]:
+                if other >= 0:
+                    drawn[places[0]]["other"] = other
+    return of
 
 
 def _data(
@@ -260,10 +268,11 @@ def factors(graph: Graph, edges: Sequence[Sequence[Any]]) -> list[str]:
     texts = []
     for source, target, *_ in edges:
         came, left = grads[source], grads[target]
-        factor = math.nan
+        text = ""
         if came and left is not None and reached[target] == 1:
             factor = left / came
-        texts.append(f"× {style.number(factor)}" if math.isfinite(factor) else "")
+            text = f"× {style.number(factor)}" if math.isfinite(factor) else ""
+        texts.append(text)
     return texts
 
 

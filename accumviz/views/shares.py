@@ -75,15 +75,9 @@ class ShareBar(NamedTuple):
     @property
     def words(self) -> str:
         """What it shows, in sentences."""
-        texts = [part.text for part in self.segments if not part.unknown]
-        weighs = _sum(texts)
-        if len(texts) > 1 and self.total != "?":
-            weighs += f", which add to {self.total}"
-        clauses = self._unknown()
-        if texts:
-            clauses.insert(0, weighs)
+        first, *others = [*self._known(), *self._unknown()]
         start = f"Shares of {self.objective} in the step of event {self.step}: "
-        said = start + ". ".join([*clauses[:1], *map(_capital, clauses[1:])]) + "."
+        said = start + ". ".join([first, *map(_capital, others)]) + "."
         erased = [part for part in self.segments if part.erased]
         again = [part for part in self.segments if part.again]
         sentences = [
@@ -93,6 +87,12 @@ class ShareBar(NamedTuple):
             _unequal(self.segments),
         ]
         return " ".join(filter(None, sentences))
+
+    def _known(self) -> list[str]:
+        texts = [part.text for part in self.segments if not part.unknown]
+        if 1 < len(texts) == len(self.segments):
+            return [f"{_sum(texts)}, which add to {self.total}"]
+        return [_sum(texts)] if texts else []
 
     def _unknown(self) -> list[str]:
         parts_by_reason: dict[str, list[Segment]] = {}

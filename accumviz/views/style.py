@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+
+from accumviz.ledger.events import Event
 
 # Okabe & Ito, "Color Universal Design" (2008): told apart with every common colour vision.
 CYCLE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -46,6 +49,13 @@ def kind(name: str) -> tuple[str, tuple[int, ...]]:
     (('#009E73', ()), ('#7f7f7f', (2, 3)))
     """
     return KIND.get(name, "#7f7f7f"), _DASHES.get(name, (2, 3))
+
+
+def rules(events: Iterable[Event]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return how the line of each kind of event among these is drawn; a backward has none."""
+    kinds = dict.fromkeys(str(event.kind) for event in events)
+    kinds.pop("backward", None)
+    return {name: kind(name) for name in kinds}
 
 
 def stripes(dashes: tuple[int, ...]) -> str:
@@ -108,15 +118,14 @@ def number(value: float, digits: int = 4) -> str:
         return "∞" if value > 0 else "−∞"
     if value == 0:
         return "0"
-    magnitude = abs(value)
-    if 1e-3 <= magnitude < 1e5:
-        text = f"{magnitude:.{digits}g}"
+    if 1e-3 <= abs(value) < 1e5:
+        text = f"{value:.{digits}g}"
         if "e" in text:
-            text = f"{magnitude:.0f}"
+            text = f"{value:.0f}"
     else:
-        mantissa, exponent = f"{magnitude:.{digits - 1}e}".split("e")
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
         text = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
-    return ("−" if value < 0 else "") + text.replace("e-", "e−")
+    return text.replace("-", "−")
 
 
 def size(count: float) -> str:

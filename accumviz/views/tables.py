@@ -13,7 +13,6 @@ from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Provenan
 from accumviz.show import counted, escape, literal, marked, table
 from accumviz.views import style, words
 
-_MOST_ROWS = 40
 _MOST_PARAMETERS = 6
 _NONE = '<span class="av-none">None</span>'
 
@@ -106,11 +105,8 @@ def ledger_html(ledger: Ledger) -> str:
 
 def _ends(rows: Sequence[Any], noun: str) -> tuple[list[Any], list[str]]:
     """Return the first and the last rows of many, and a note about the rest."""
-    if len(rows) <= _MOST_ROWS:
-        return list(rows), []
-    half = _MOST_ROWS // 2
-    note = f"Shown: the first {half} and the last {half} of {len(rows):,} {noun}."
-    return [*rows[:half], *rows[-half:]], [note]
+    chosen, ends = words.first_and_last(rows, noun)
+    return chosen, [f"Shown: the {ends}."] if ends else []
 
 
 def _head(

@@ -211,6 +211,7 @@ class _Painter:
         self.ledger = ledger
         self.columns = columns
         self.lanes = lanes
+        self._bars = [bar for lane in lanes for bar in lane.bars]
         self.colors = style.label_colors(ledger.labels)
         self.bar = min(columns.width * 0.66, 52.0)
         self.notes: list[str] = []
@@ -482,17 +483,11 @@ class _Painter:
     def _keys(self) -> list[Key]:
         """Return the entries of the legend: only what this figure shows."""
         events = self.columns.events
-        bars = [bar for lane in self.lanes for bar in lane.bars]
-        states = {bar.state for bar in bars}
-        looks = {part.look for bar in bars for part in bar.parts}
-        keys = []
-        texts = part_texts(self.ledger)
-        for text, look, color in part_keys(self.colors, looks, texts, MUTED):
-            alpha, hatch = _LOOKS[look]
-            keys.append(Key(text, color, alpha, hatch))
+        keys = self._part_keys()
         keys.append(Key(".grad after the event", INK, kind="total"))
         if any(self.ledger.unconsumed(event.index) for event in events):
             keys.append(Key("erased before any step used it", INK, kind="cross"))
+        states = {bar.state for bar in self._bars}
         if "broken" in states:
             keys.append(Key("not finite", INK, 0.0, "///"))
         if "none" in states:
@@ -500,18 +495,28 @@ class _Painter:
             keys.append(Key(f"{sign}no .grad (None)", MUTED, kind="dots"))
         return keys + rule_keys(events)
 
+    def _part_keys(self) -> list[Key]:
+        """Return the entries of the legend for the parts of bars."""
+        looks = {part.look for bar in self._bars for part in bar.parts}
+        keys = []
+        texts = part_texts(self.ledger)
+        for text, look, color in part_keys(self.colors, looks, texts, MUTED):
+            keys.append(Key(text, color, *_LOOKS[look]))
+        return keys
+
     def _notes(self) -> list[str]:
-        split = [lane for lane in self.lanes if _has_split_bars(lane)]
+        # By whether its lane is signed, for each bar of several parts.
+        split = {lane.signed for lane in self.lanes if _has_split_bars(lane)}
         scales = {lane.reach for lane in self.lanes} - {(0.0, 0.0)}
         notes = {
             "The recording is incomplete.": not self.ledger.complete,
             "Numbers without room are left out here; they stand in the words below.": self.left_out,
             "The line of an event is faint where it does not concern a parameter.": self.foreign,
             "Norms do not add up: the parts of a tensor share the height of ‖.grad‖ "
-            "in proportion to their own.": not all(lane.signed for lane in split),
+            "in proportion to their own.": False in split,
             "Bars grow from zero, the oldest part first.": bool(split),
             "Each lane has a scale of its own.": len(scales) > 1,
-            SCALED: any(bar.scale != 1 for lane in self.lanes for bar in lane.bars),
+            SCALED: any(bar.scale != 1 for bar in self._bars),
         }
         return self.notes + [note for note, holds in notes.items() if holds]
 
@@ -533,5 +538,5 @@ def _is_foreign(ledger: Ledger, event: Event, parameter: Parameter) -> bool:
     if event.kind == "step":
         return event.details.get("optimizer_index", 0) not in parameter.optimizers
     names = ledger.meta.get("optimizers", ())
-    owners = [names[o] for o in parameter.optimizers if o < len(names)]
-    return event.label in names and event.label not in owners
+    others = [o for o, name in enumerate(names) if name == event.label]
+    return bool(others) and set(others).isdisjoint(parameter.optimizers)

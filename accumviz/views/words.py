@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,8 @@ from accumviz.show import counted, literal, plural
 from accumviz.views.shares import bars
 from accumviz.views.style import number, size
 
-_MOST_SENTENCES = 40
+# Of more events, in a table and in sentences, the first and the last are shown.
+MOST_ROWS = 40
 _MOST_NAMES = 6
 # What an event did to, or was done by.
 _LINKS = {"backward": "of", "step": "by", "sync": "by"}
@@ -100,15 +102,19 @@ def value(
     is_grad = of == "grad"
     if not ledger.state[event, parameter] & (PRESENT if is_grad else CONTRIBUTED):
         return "None" if is_grad else ""
-    if not is_vector(ledger, parameter):
-        norms = ledger.grad if is_grad else ledger.contribution
-        return f"‖·‖ {number(float(norms[event, parameter]))}"
-    elements = ledger.exact[parameter][is_grad][event].tolist()
-    texts = [number(x) for x in elements]
-    if len(texts) > 1:
-        return f"({', '.join(texts)})"
-    plus = "+" if elements[0] > 0 and not is_grad else ""
-    return plus + texts[0]
+    if is_vector(ledger, parameter):
+        elements = ledger.exact[parameter][is_grad][event].tolist()
+        return _elements(elements, is_added=not is_grad)
+    norms = ledger.grad if is_grad else ledger.contribution
+    return f"‖·‖ {number(float(norms[event, parameter]))}"
+
+
+def _elements(elements: list[float], *, is_added: bool) -> str:
+    """Write up to four elements, a single one with the sign with which it is added."""
+    texts = ", ".join(map(number, elements))
+    if len(elements) > 1:
+        return f"({texts})"
+    return f"+{texts}" if is_added and elements[0] > 0 else texts
 
 
 def window_summary(ledger: Ledger) -> str:
@@ -296,13 +302,9 @@ def story(
 ) -> list[str]:
     """Tell a ledger in sentences: what it holds, then event by event (the first and last of many)."""
     sentences = [overview(ledger, events, parameters)]
-    half = _MOST_SENTENCES // 2
-    chosen = list(events)
-    if len(chosen) > _MOST_SENTENCES:
-        sentences.append(
-            f"The first {half} and the last {half} of {len(chosen):,} events:"
-        )
-        chosen = [*chosen[:half], *chosen[-half:]]
+    chosen, ends = first_and_last(events, "events")
+    if ends:
+        sentences.append(f"The {ends}:")
     weighed: dict[int, str] = {}
     for bar in bars(ledger, chosen)[0]:
         weighed[bar.step] = f"{weighed.get(bar.step, '')} {bar.words}"
@@ -310,6 +312,15 @@ def story(
         text = sentence(ledger, ledger[e], parameters)
         sentences.append(text + weighed.get(e, ""))
     return sentences
+
+
+def first_and_last(rows: Sequence[Any], noun: str) -> tuple[list[Any], str]:
+    """Return the first and the last of many rows, and which those are; nothing is said where they are all."""
+    if len(rows) <= MOST_ROWS:
+        return list(rows), ""
+    half = MOST_ROWS // 2
+    ends = f"first {half} and the last {half} of {len(rows):,} {noun}"
+    return [*rows[:half], *rows[-half:]], ends
 
 
 class Group(NamedTuple):
@@ -331,14 +342,18 @@ def group_rows(names: Sequence[str], most: int = 26) -> list[Group]:
     best: list[Group] = []
     for depth in range(1, max(map(len, parts), default=1) + 1):
         # A name stays whole only when it is all there is; otherwise its last part is inside the group.
-        keys = ["".join(part[:depth]).rstrip(" ·.") for part in parts]
-        groups: list[Group] = []
-        for row, key in enumerate(keys):
-            if groups and groups[-1].name == key:
-                groups[-1] = groups[-1]._replace(stop=row + 1)
-            else:
-                groups.append(Group(key, row, row + 1))
+        groups = _neighbours("".join(part[:depth]).rstrip(" ·.") for part in parts)
         if best and len(groups) > most:
             break
         best = groups
     return best
+
+
+def _neighbours(names: Iterable[str]) -> list[Group]:
+    groups = []
+    start = 0
+    for name, rows in itertools.groupby(names):
+        stop = start + len(list(rows))
+        groups.append(Group(name, start, stop))
+        start = stop
+    return groups
