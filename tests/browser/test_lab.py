@@ -121,7 +121,7 @@ def test_the_kernel_records_what_the_page_asks_for_and_the_static_view_outlives_
 
     # A static view has no field for other values; the live one sends what is typed to Python.
     assert still.get_by_label("k: another value").count() == 0
-    side = live.get_by_role("group", name="Run A", exact=True)
+    side = live.get_by_role("group", name="Run", exact=True)
     side.get_by_role("switch", name="divide").click()
     other = side.get_by_label("k: another value")
     other.fill("3")

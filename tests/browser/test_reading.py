@@ -10,7 +10,7 @@ import pytest
 
 from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
-from tests.browser.frames import drawn
+from tests.browser.frames import drawn, opened
 from tests.toys import CODE, ROWS, W, chain, large, toy
 
 Open = Callable[..., Any]
@@ -97,6 +97,7 @@ def test_a_line_that_is_too_long_goes_on_below_and_further_in(shown: Callable[..
 @pytest.mark.parametrize(("names", "width"), [(NAMES, 1280), (NAMES, 375), (SHARDS, 375)])
 def test_names_are_cut_where_they_do_not_differ(shown: Callable[..., Any], names: list[str], width: int) -> None:
     page = shown(play(named(names)), width=width)
+    opened(page, tab="" if width > 600 else ".grad")
     seen: dict[str, str] = {}
     for top in (0, 200, 400, 800):
         page.locator(".av-in-grad .av-win").evaluate("(pane, top) => { pane.scrollTop = top; }", top)
@@ -128,6 +129,7 @@ def test_what_is_in_grad_already_is_told_from_the_ground_and_from_what_is_new(
     shown: Callable[..., Any], mode: str
 ) -> None:
     page = shown(play(toy(), {0: chain()}), mode=mode)
+    opened(page)
     for _ in range(2):
         page.get_by_role("button", name="next event").click()
     drawn(page)
