@@ -27,7 +27,7 @@ def to_csv(ledger: Ledger, file: TextIO) -> None:
 
     >>> import sys
     >>> to_csv(Ledger.build([], []), sys.stdout)
-    event,rank,kind,label,file,line,source,within,time,loss,scale,...,grad,present,changed,consumed_by,erased_by
+    event,kind,label,file,line,source,within,rank,time,loss,scale,...,grad,present,changed,consumed_by,erased_by
     """
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -54,7 +54,7 @@ def to_json(ledger: Ledger, file: TextIO) -> None:
     >>> to_json(Ledger.build([], [dict(kind="backward", label="loss")]), sys.stdout)
     {"complete": true, "meta": {}, "parameters": [],
     "events": [
-    {"event": 0, "rank": null, "kind": "backward", "label": "loss", ... "contribution": {}, "grad": {}}
+    {"event": 0, "kind": "backward", "label": "loss", ... "contribution": {}, "grad": {}}
     ]}
     """
     about = {

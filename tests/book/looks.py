@@ -336,6 +336,8 @@ FOLLOWED: dict[str, Look] = {"the reader's mode": follows("light"), "complaints"
 # Each visit with what is looked at, in this order.
 LIGHT: dict[str, Look] = {
     "the theme": theme("light"),
+    # As pages open: who predicts first has shut pictures by choice.
+    "long stretches": script(STRETCHES),
     "text on its ground": script(CONTRAST),
     "pictures without words": script(SILENT),
     "what moves": script(MOVING),
@@ -352,7 +354,6 @@ LIGHT: dict[str, Look] = {
 DARK: dict[str, Look] = {
     "the theme": theme("dark"),
     "answers before their time": script(EARLY),
-    "long stretches": script(STRETCHES),
     "text on its ground": script(CONTRAST),
     "pale outputs": script(PALE),
     "paper in the dark": script(PAPER),

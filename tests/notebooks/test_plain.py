@@ -74,7 +74,7 @@ def test_an_admonition_is_a_quotation_with_a_bold_title() -> None:
 @pytest.mark.parametrize(
     ("myst", "named"),
     [
-        ("a {download}`file <x>`", r"the role \{download\}"),
+        ("a {guilabel}`file <x>`", r"the role \{guilabel\}"),
         ("```{mermaid}\ngraph\n```", r"the directive \{mermaid\}"),
         (":::\nno name\n:::", "names no directive"),
         ("```{note}\nnever closed", "never closed"),
