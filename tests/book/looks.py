@@ -246,7 +246,7 @@ EARLY = """() => [...document.querySelectorAll(':is([data-av-state=asked], [data
     .filter(one => one.checkVisibility()).map(one => one.outerHTML.slice(0, 120))"""
 # How far a reader of a chapter, which is a page with a number, goes on without anything to look at or to do.
 STRETCHES = """() => {
-    const article = document.querySelector('article'), most = 1800;
+    const article = document.querySelector('article'), most = 2400;
     if (!parseInt(article.querySelector('h1 .section-number')?.textContent, 10)) return [];
     const rests = '.accumviz, figure, table, svg, img, section#exercises';
     const boxes = [...article.querySelectorAll(rests)].filter(element => element.checkVisibility())
