@@ -1,19 +1,28 @@
-"""Charts of matplotlib and drawings of Graphviz that are readable on any page, light or dark.
+"""Charts of matplotlib and drawings of Graphviz that are readable on any page: light, dark, and on a phone.
 
 Importing it sets matplotlib's defaults to the page's inks and to letters that can be read.
 """
 
 from __future__ import annotations
 
+import math
+import pickle
 import re
+import textwrap
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.legend import Legend
+from matplotlib.text import Text
 
 from accumviz.show import escape
-from accumviz.views.figure import INK, LINE, MUTED, PageFigure
+from accumviz.views.figure import INK, LINE, MUTED, PHONE, PageFigure
 from accumviz.views.graph import SMALL, STYLE, graphviz
 from accumviz.views.style import MONO
 
@@ -21,6 +30,13 @@ __all__ = ["INK", "LINE", "MUTED", "Drawing", "ThemedFigure", "svg_from_dot"]
 
 # The smallest letters that are read, in pixels.
 _LETTERS = 11.0
+# A chart that is no wider fits where it stands alone.
+_FITS = 343.0
+# How wide a letter is of its size: what fits with it fits in the page's own fonts.
+_EM = 0.61
+# Names of bars take no more of the width; between two of them stay these pixels.
+_NAMES = 0.4
+_APART = 4.0
 _LOOK: Any = {
     "font.size": _LETTERS,
     "axes.titlesize": 12.0,
@@ -39,12 +55,147 @@ mpl.rcParams.update(_LOOK)
 
 
 class ThemedFigure(PageFigure):
-    """An ordinary matplotlib figure that notebooks show as inline SVG in the page's colours."""
+    """An ordinary matplotlib figure that notebooks show as inline SVG in the page's colours, and again for a phone."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         # The last number below one panel stands beside the first below the next.
         options["layout"] = ConstrainedLayoutEngine(wspace=0.06)
         super().__init__(*arguments, **options)
+
+    def for_phone(self) -> ThemedFigure | None:
+        """Return the same as wide as a phone; None where it fits as it is."""
+        width, height = self.get_size_inches()
+        if 72 * width <= _FITS:
+            return None
+        # What is laid out again must not move in the chart that its owner has.
+        small: ThemedFigure = pickle.loads(pickle.dumps(self))  # noqa: S301 - our own bytes, of this moment
+        rows, columns = _stack_panels(small, _FITS / (72 * width))
+        small.set_size_inches(PHONE / 72, height * rows)
+        _move_keys_above(small)
+        for axes in small.axes:
+            _wrap(axes, PHONE / columns)
+        small.draw_without_rendering()
+        for axes in small.axes:
+            _turn_names(axes)
+            _widen(axes)
+        _heighten(small)
+        return small
+
+
+# --- on a phone ---------------------------------------------------------------------------------
+
+
+def _stack_panels(chart: Figure, part: float) -> tuple[int, int]:
+    """Break a row of panels where only a part of it fits, and return how many rows and columns there are then."""
+    panels = chart.axes
+    place = panels[0].get_subplotspec()
+    if place is None or place.get_gridspec().ncols == 1:
+        return 1, 1
+    columns = max(int(len(panels) * part), 1)
+    rows = math.ceil(len(panels) / columns)
+    grid = GridSpec(rows, columns, figure=chart)
+    for n, axes in enumerate(panels):
+        row, column = divmod(n, columns)
+        axes.set_subplotspec(grid[row, column])
+        if column == 0 and axes.get_shared_y_axes().joined(axes, panels[0]):
+            # It shared numbers and a name with its neighbour at the left.
+            axes.tick_params(labelleft=True)
+            axes.set_ylabel(panels[0].get_ylabel())
+    return rows, columns
+
+
+def _move_keys_above(chart: Figure) -> None:
+    """Make one key above all panels: inside a narrow one it would lie on what it explains."""
+    entries: dict[str, Any] = {}
+    for key in chart.findobj(Legend):
+        for handle, text in zip(key.legend_handles, key.texts, strict=True):
+            entries[text.get_text()] = handle
+        key.remove()
+    for columns in range(len(entries), 0, -1):
+        key = chart.legend(
+            list(entries.values()),
+            list(entries),
+            ncols=columns,
+            loc="outside upper left",
+        )
+        chart.draw_without_rendering()
+        if columns == 1 or key.get_window_extent().width <= chart.bbox.width:
+            break
+        key.remove()
+
+
+def _wrap(axes: Axes, room: float) -> None:
+    """Break names of bars, titles and names of axes that are wider than their room."""
+    chart = axes.get_figure()
+    assert isinstance(chart, Figure)
+    chart.draw_without_rendering()
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    broken = [_broken(name, _NAMES * room) for name in names]
+    if broken != names:
+        axes.set_yticks(axes.get_yticks(), broken)
+        chart.draw_without_rendering()
+    width = axes.bbox.width * 72 / chart.dpi
+    height = axes.bbox.height * 72 / chart.dpi
+    _wrap_text(axes.title, width)
+    _wrap_text(axes.xaxis.label, width)
+    _wrap_text(axes.yaxis.label, height)
+
+
+def _wrap_text(text: Text, room: float) -> None:
+    size = float(text.get_fontsize())
+    broken = _broken(text.get_text(), room * _LETTERS / size)
+    text.set_text(broken)
+
+
+def _broken(text: str, room: float) -> str:
+    letters = max(int(room / (_EM * _LETTERS)), 8)
+    kept = re.sub(r" ([=/]) ", "\u00a0\\1\u00a0", text)  # `K = 4` stays together
+    lines = []
+    wrapper = textwrap.TextWrapper(
+        letters, break_long_words=False, break_on_hyphens=False
+    )
+    for line in kept.split("\n"):
+        lines.append(wrapper.fill(line))
+    return "\n".join(lines)
+
+
+def _turn_names(axes: Axes) -> None:
+    """Turn names below a panel that would meet."""
+    boxes = _boxes(axes.get_xticklabels())
+    boxes.sort(key=lambda box: box.x0)
+    if any(right.x0 - left.x1 < _APART for left, right in pairwise(boxes)):
+        axes.tick_params(axis="x", labelrotation=90)
+
+
+def _widen(axes: Axes) -> None:
+    """Widen what a panel shows until no number ends beyond it."""
+    ends = [text.get_window_extent().x1 for text in axes.texts]
+    beyond = max(ends, default=0.0) + _APART - axes.bbox.x1
+    if beyond > 0 and axes.get_xscale() == "linear":
+        left, right = axes.get_xlim()
+        more = (right - left) * beyond / (axes.bbox.width - beyond)
+        axes.set_xlim(left, right + more)
+
+
+def _heighten(chart: Figure) -> None:
+    """Heighten a chart until no two names at its side meet."""
+    chart.draw_without_rendering()
+    most = 1.0
+    for axes in chart.axes:
+        boxes = _boxes(axes.get_yticklabels())
+        boxes.sort(key=lambda box: box.y0)
+        for low, high in pairwise(boxes):
+            apart = (high.y0 + high.y1 - low.y0 - low.y1) / 2
+            apart = max(apart, 1.0)
+            needed = (low.height + high.height) / 2 + _APART
+            most = max(most, needed / apart)
+    width, height = chart.get_size_inches()
+    inside = sum(axes.bbox.height for axes in chart.axes) / chart.dpi
+    chart.set_size_inches(width, height + (most - 1) * inside)
+
+
+def _boxes(labels: list[Text]) -> list[Any]:
+    return [label.get_window_extent() for label in labels if label.get_text()]
 
 
 # --- drawings of other tools --------------------------------------------------------------------

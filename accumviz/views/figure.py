@@ -136,10 +136,14 @@ class PageFigure(Figure):
             f"{_for_a_page(buffer.getvalue())}"
         )
 
+    def for_phone(self) -> PageFigure | None:
+        """Return the same for a phone, where there is such a figure."""
+        return self.narrow
+
     def to_html(self) -> str:
         """Return the figure as self-contained HTML: SVG in a box that scrolls by itself, and the same in words."""
         items = "".join(f"<li>{html.escape(word)}</li>" for word in self.words)
-        drawn, narrow = self.to_svg(), self.narrow
+        drawn, narrow = self.to_svg(), self.for_phone()
         if narrow is not None:
             # Where styles are taken off, one of the two is enough.
             hidden = 'class="av-narrow" style="display: none"'

@@ -1,4 +1,4 @@
-"""Timelines and ledgers on a phone: whole, with letters that can be read, and none on another."""
+"""Bars and lines that a chapter draws itself, on a phone: whole, with letters that can be read, and none on another."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from accumviz.book.charts import ThemedFigure
 from accumviz.ledger.ledger import Ledger, Parameter
-from accumviz.views.figure import PageFigure
 from accumviz.views.timeline import timeline
 from tests.browser.frames import drawn
 from tests.browser.written import written
 from tests.views.test_timeline import large
 
 Open = Callable[..., Any]
+LONG = [f"the {what}, {n} micro-batches, K = {k}" for what in ("forty", "thousand") for n in (20, 100) for k in (1, 10)]
 # What a reader meets of the drawing that is shown: its letters' sizes in pixels, and words that meet or leave it.
 SEEN = """() => {
     const svg = [...document.querySelectorAll('.av-figure')].find(one => one.checkVisibility());
@@ -35,7 +37,61 @@ SEEN = """() => {
 }"""
 
 
-def events() -> PageFigure:
+def chart(height: float, columns: int = 1, **shared: Any) -> tuple[ThemedFigure, Any]:
+    figure = ThemedFigure(figsize=(9, height), layout="constrained")
+    figure.words = ["What is drawn."]
+    return figure, figure.subplots(1, columns, squeeze=False, **shared)[0]
+
+
+def named_bars() -> ThemedFigure:
+    figure, (axes,) = chart(0.5 + 0.42 * len(LONG))
+    bars = axes.barh(range(len(LONG)), np.linspace(0.7, 1.47, len(LONG)), 0.6)
+    axes.bar_label(bars, [f"{1.4 + n:.3f}" for n in range(len(LONG))], padding=4)
+    axes.set(
+        yticks=range(len(LONG)), yticklabels=LONG, xlim=(0, 1.5), xlabel="how far it is from the large batch's own"
+    )
+    return figure
+
+
+def split_bars() -> ThemedFigure:
+    figure, (axes,) = chart(2.4)
+    for n, part in enumerate(("weights", "gradients", "the optimizer's own state", "and what else there is")):
+        axes.barh(["SGD", "SGD with momentum", "AdamW"], 1, left=n, label=part)
+    axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    return figure
+
+
+def curves_side_by_side() -> ThemedFigure:
+    figure, panels = chart(2.9, 2, sharey=True)
+    for axes, name in zip(panels, ("SGD", "Adam"), strict=True):
+        for n in range(4):
+            axes.plot(range(7), np.linspace(0, n, 7), label=f"K = {4**n}")
+        axes.set_xticks(range(7), ["0.003", "0.006", "0.012", "0.025", "0.05", "0.1", "0.2"])
+        axes.set(title=name, xlabel="learning rate")
+    panels[0].set_ylabel("loss")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return figure
+
+
+def named_columns() -> ThemedFigure:
+    figure, (axes,) = chart(2)
+    axes.bar(range(9), range(9))
+    axes.set_xticks(range(9), ["backward", "clip"] * 4 + ["step"])
+    return figure
+
+
+def key_of_the_second() -> ThemedFigure:
+    figure, panels = chart(2.9, 2, sharey=True)
+    panels[0].scatter([0, 1], [0, 1])
+    panels[1].scatter([0, 1], [0, 1], label="64 at once")
+    panels[1].scatter([0, 1], [1, 0], label="a window of 8 × 8")
+    for axes, name in zip(panels, ("one micro-batch", "a window"), strict=True):
+        axes.set(title=name, xlabel="one element")
+    panels[1].legend()
+    return figure
+
+
+def events() -> ThemedFigure:
     rows = [
         {"kind": kind, "label": "loss", "grad": {"w": -1.234 - n}, "contribution": {"w": -1.0}}
         for n, kind in enumerate(["backward", "step"] * 6)
@@ -43,9 +99,14 @@ def events() -> PageFigure:
     return timeline(Ledger.build([Parameter("w", (1,))], rows))
 
 
-def test_a_timeline_is_read_on_a_phone_without_moving_it(watch: Open, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "made", [named_bars, split_bars, curves_side_by_side, named_columns, key_of_the_second, events]
+)
+def test_a_chart_is_read_on_a_phone_without_moving_it(
+    made: Callable[[], ThemedFigure], watch: Open, tmp_path: Path
+) -> None:
     page = watch(width=375).page
-    page.goto(written(tmp_path / "page.html", events()))
+    page.goto(written(tmp_path / "page.html", made()))
     page.add_style_tag(
         content=".av-scroll { width: 321px; } .accumviz svg { max-width: none; }"
     )  # as in the answer to a prediction
@@ -55,6 +116,25 @@ def test_a_timeline_is_read_on_a_phone_without_moving_it(watch: Open, tmp_path: 
     assert page.locator(".av-figure:visible").count() == 1
     page.set_viewport_size({"width": 1280, "height": 900})
     assert [page.locator(f".av-{name}").is_visible() for name in ("wide", "narrow")] == [True, False]
+
+
+def test_panels_are_stacked_as_wide_as_they_were_and_the_chart_itself_stays() -> None:
+    figure = curves_side_by_side()
+    before = figure.to_svg().count("<text")
+    small = figure.for_phone()
+    assert small is not None
+    small.draw_without_rendering()
+    first, second = small.axes
+    assert first.get_position().y0 > second.get_position().y1, "they stand below each other"
+    assert second.get_ylabel() == "loss"
+    assert [label.get_visible() for label in second.get_yticklabels()] == [True] * len(second.get_yticks())
+    assert len(small.legends) == 1
+    assert figure.get_size_inches().tolist() == [9, 2.9]
+    assert figure.to_svg().count("<text") == before
+    four = chart(2, 4, sharey=True)[0].for_phone()
+    assert four is not None
+    assert [axes.get_subplotspec().colspan.start for axes in four.axes] == [0, 1, 0, 1]  # type: ignore[union-attr]
+    assert ThemedFigure(figsize=(4.6, 3)).for_phone() is None, "it fits as it is"
 
 
 @pytest.mark.parametrize(("events", "moved"), [(22, False), (60, True)])

@@ -32,6 +32,15 @@ def test_nothing_of_a_chart_is_white_or_black_on_a_page_and_no_letter_too_small(
     assert min(sizes) == 11
 
 
+def test_a_chart_whose_key_names_error_bars_is_drawn() -> None:
+    figure = ThemedFigure(figsize=(8, 2), layout="constrained")
+    axes = figure.subplots()
+    axes.errorbar([1, 2], [1, 2], xerr=0.1, color="#1a1f26", label="guess")
+    axes.legend()
+    figure.words = ["Two numbers."]
+    assert figure.to_html().count(">guess<") == 2, "wide, and for a phone"
+
+
 def test_a_colour_that_was_chosen_stays() -> None:
     figure = plain()
     figure.axes[0].tick_params(axis="x", colors="#0072B2")
