@@ -216,3 +216,17 @@ def test_without_scripts_all_runs_can_be_read(watch: Open, tmp_path: Path) -> No
     rows = watched.page.locator(".av-words tbody tr")
     assert rows.count() == 24
     assert re.split(r"\s+", rows.nth(2).inner_text().strip()) == ["exact", "2", "yes", "2", "1", "1", "0.99"]
+
+
+def test_where_all_choices_lead_to_one_run_of_one_event_the_link_names_the_choice_and_nothing_offers_to_move(
+    shown: Show,
+) -> None:
+    row = {"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 1.0}, "line": 3, "file": "a.py"}
+    ledger = Ledger.build([Parameter("w", (1,))], [row], sources={"a.py": CODE})
+    explored = Explored(shown(explore(lambda k: ledger, k=[1, 2, 4])))
+    explored.side.get_by_role("slider", name="k").fill("1")
+    drawn(explored.page)
+    assert "&a=1" in explored.root.locator(".av-top a").get_attribute("href")
+    for name in ("previous event", "play", "next event"):
+        assert not explored.root.get_by_role("button", name=name).is_visible()
+    assert not explored.root.get_by_role("slider", name="event").is_visible()

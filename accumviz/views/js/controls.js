@@ -34,7 +34,9 @@ export function controls({ ledger, first, move, toggle, scrub }) {
   link.hidden = location.protocol === "about:"; // nothing can link into a frame without an address
   const back = button("back", "previous event", () => move(-1));
   const next = button("next", "next event", () => move(1));
-  const bar = h("div.av-top", {}, back, play, next, slider, count, link);
+  const steps = [back, play, next, slider];
+  for (const one of steps) one.hidden = ledger.length - first < 2; // there is no other moment to go to
+  const bar = h("div.av-top", {}, ...steps, count, link);
 
   /** @param {boolean} on */
   function showPlaying(on) {

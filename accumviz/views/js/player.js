@@ -163,7 +163,7 @@ export async function render({ model, el }) {
     top.bar.scrollIntoView({ block: "nearest" });
   });
   const frame = h("div.av-frame", group("Player"), ...opening, top.bar, top.say, seen.tabs, seen.body);
-  top.bar.hidden = length < (graph ? 1 : 2) && seen.more.hidden;
+  top.bar.hidden = length - first < 2 && seen.more.hidden;
   keys(frame, length, {
     move,
     moment: () => graph?.moment(at()),
@@ -205,7 +205,7 @@ export async function render({ model, el }) {
     for (const { fit } of panes) fit?.(); // into the height that the others have left
   }
   el.append(frame);
-  model.on("change:at", () => { due ||= requestAnimationFrame(draw); });
+  for (const what of ["at", "link"]) model.on(`change:${what}`, () => { due ||= requestAnimationFrame(draw); });
   const ended = new AbortController();
   addEventListener("hashchange", follow, { signal: ended.signal });
   const unwatch = watchLooks(frame, refit, repaint);
