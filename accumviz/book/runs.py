@@ -134,12 +134,14 @@ def _row(ledger: Ledger, event: Event, exact: bool) -> list[Any]:
 class CommonScale:
     """The ranges to which every run is drawn, so that a wrong run looks different from the right one.
 
-    `rows` are the ranges of `.grad` by parameter, `shares` that of shares; `layout` is what
-    makes timelines equally tall, and saved bytes comparable.
+    `rows` are the ranges of `.grad` by parameter, `shares` that of shares; `tall` is how many
+    pixels the lanes of a run take; `layout` is what keeps timelines equally tall whatever their
+    length, and saved bytes comparable.
     """
 
     rows: Mapping[str, Range]
     shares: Range
+    tall: int
     layout: Page
 
     def apply(self, page: Page) -> Page:
@@ -150,7 +152,8 @@ class CommonScale:
             scale = self.rows[row["n"]]
             is_torn = is_torn or _is_beyond(row["r"], scale)
             rows.append(row | {"r": list(scale)})
-        scaled = page | self.layout | {"p": rows}
+        lane = self.tall // page["count"]
+        scaled = page | self.layout | {"p": rows, "lane": lane}
         if is_torn:
             scaled["keys"] = [*page["keys"], _KEY]
         shares = page.get("shares")
@@ -168,7 +171,8 @@ def common_scale(pages: Sequence[Page], right: Sequence[Page]) -> CommonScale:
     for name, ranges in _bars(pages).items():
         rows[name] = _torn(ranges, right_bars[name])
     shares = _torn(_shares(pages), _shares(right))
-    return CommonScale(rows, shares, _layout(pages))
+    tall = max(page["lane"] * page["count"] for page in pages)
+    return CommonScale(rows, shares, tall, _layout(pages))
 
 
 def common_levels(ledgers: Sequence[Ledger]) -> Range | None:
@@ -197,14 +201,11 @@ def _layout(pages: Sequence[Page]) -> Page:
     """Return what keeps all that is below a timeline in its place: it is as tall as the tallest."""
     layout: Page = {}
     lengths = {len(page["e"]["k"]) for page in pages}
-    lanes = {page["lane"] for page in pages if "lane" in page}
     saved = []
     for page in pages:
         saved += page["e"].get("b", [])
     if len(lengths) > 1:
         layout["sizes"] = sorted(lengths)
-    if len(lanes) > 1:
-        layout["lane"] = max(lanes)
     most = _most(saved)
     if most >= 0:
         layout["most"] = most
