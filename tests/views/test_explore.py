@@ -192,6 +192,18 @@ def test_of_larger_models_the_norms_are_compared_and_of_long_runs_the_first_step
     assert told["rows"][0][0] == pytest.approx(2 * 200**0.5)
 
 
+def test_runs_of_few_and_of_many_parameters_are_as_tall_as_the_tallest() -> None:
+    def ranks(count: int) -> Ledger:
+        names = [f"rank {rank}" for rank in range(count)]
+        row = {"kind": "backward", "contribution": dict.fromkeys(names, 1.0), "grad": dict.fromkeys(names, 1.0)}
+        return Ledger.build([Parameter(name, (1,)) for name in names], [row])
+
+    explorer = explore(ranks, count=[1, 2, 4])
+    told = explorer.content[0]
+    lanes = [told["parts"][run["data"]["lane"]] for run in told["runs"]]
+    assert lanes == [240, 120, 60]
+
+
 def test_a_widget_records_values_outside_the_grid_and_shows_what_they_raise() -> None:
     def experiment(k: int, lr: float) -> Ledger:
         if k == 3:
