@@ -263,9 +263,12 @@ def around(text: str, line: int) -> tuple[tuple[int, str], ...]:
 
     >>> around("a\\nb\\nc\\nd", 4)
     ((2, 'b'), (3, 'c'), (4, 'd'))
+    >>> around("a", 0)  # no line is known
+    ()
     """
     numbered = list(enumerate(text.splitlines(), 1))
-    return tuple(numbered[max(line - _AROUND - 1, 0) : line + _AROUND])
+    above = max(line - _AROUND - 1, 0)
+    return tuple(numbered[above : line + _AROUND]) if line else ()
 
 
 def address(rule: str, *, local: bool = False) -> str:
