@@ -28,6 +28,12 @@ def test_the_cells_of_a_chapter_are_short(chapter: Path) -> None:
     assert max(lengths) <= 20
 
 
+def test_the_loop_to_download_is_the_one_that_chapter_5_runs() -> None:
+    file = ast.parse((ROOT / "chapters/accumulate.py").read_text("utf-8"))
+    (loop,) = (ast.unparse(node) for node in file.body if isinstance(node, ast.FunctionDef))
+    assert loop in [ast.unparse(ast.parse(source)) for source in cells(ROOT / "chapters/05_recipe.md")]
+
+
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
 def test_a_chapter_has_twelve_sections_at_most(chapter: Path) -> None:
     text = jupytext.read(chapter, fmt="md:myst").cells
