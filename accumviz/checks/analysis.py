@@ -52,8 +52,8 @@ def between(events: np.ndarray, start: int, stop: int) -> np.ndarray:
 class _Row(NamedTuple):
     """The weight of one loss of one backward in one step, before clips and averages; names as in `Shares`.
 
-    `weight` is that of its mean, or of the loss as it stands, `each` that of one element. `whole` is one that is a
-    mean, or that cannot be taken apart.
+    `weight` is the weight of its mean, or of the whole loss where it is no mean, `each` the weight of one element. A
+    `whole` loss is a mean, or cannot be taken apart.
     """
 
     step: int
@@ -313,7 +313,7 @@ class LedgerAnalysis:
 
     @cached_property
     def begins_inside(self) -> bool:
-        """True where the recording may have begun inside a window: it is not that of a whole script."""
+        """True where the recording may have begun inside a window: it does not hold a whole script."""
         whole = self.ledger.meta.get("ended") == "exit"
         return not whole or bool(self.ledger.flow.used_from_before())
 
@@ -364,7 +364,7 @@ class LedgerAnalysis:
         step: int | None = None,
         **about: Any,
     ) -> Finding:
-        """Return a finding at this event, on its line or on that of `at`, which led to it. `check` names its rule.
+        """Return a finding at this event, on its line or on the line of `at`, which led to it. `check` names its rule.
 
         A change by hand has no line: it is shown at its step.
         """
@@ -401,8 +401,8 @@ class OptimizerHistory(LedgerAnalysis):
 
     `consumed` are the shares that its steps read. These `read` backwards, each in the step of `read_step`: `windows`
     has each step that consumed something, with its backwards, `first_step_of` each backward that was consumed, with
-    the first step that did. `usual` is how many new backwards a window usually has, `place` its number among those of
-    its rank.
+    the first step that did. `usual` is how many new backwards a window usually has, `place` the optimizer's
+    number on its rank.
     """
 
     def __init__(self, analysis: LedgerAnalysis, optimizer: int) -> None:
@@ -508,7 +508,7 @@ class OptimizerHistory(LedgerAnalysis):
         return waiting
 
     def changed_by(self, events: np.ndarray) -> np.ndarray:
-        """Return those of some events that touched one of this optimizer's `.grad`."""
+        """Return which of these events touched the `.grad` of one of this optimizer's parameters."""
         cells = np.ix_(events, self.columns)
         changed = self.ledger.state[cells] & CHANGED
         changing: np.ndarray = events[changed.any(axis=1)]

@@ -30,7 +30,7 @@ _COUNT = re.compile(r"%|sync_gradients")
 _NAME = r"[A-Za-z_][\w.\[\]]*"
 # No code ends a block: it is indented as far as any.
 _FAR = 1000
-# What has statements, each on lines of its own.
+# Syntax nodes that hold statements, each on its own lines.
 _HEADS = (ast.Module, ast.stmt, ast.ExceptHandler)
 
 
