@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from accumviz import needs
+
 if TYPE_CHECKING:
     from accumviz.book.distribute import distribute as distribute
     from accumviz.book.explore import explore as explore
@@ -55,7 +57,10 @@ if not TYPE_CHECKING:  # a type checker that saw it would take every name for a 
             raise AttributeError(
                 f"module 'accumviz' has no attribute {name!r}; it has {', '.join(__all__)}"
             )
-        value = getattr(import_module(_HOME[name]), name)
+        try:
+            value = getattr(import_module(_HOME[name]), name)
+        except ModuleNotFoundError as missing:
+            raise needs.explained(missing, name) from missing
         globals()[name] = value
         return value
 

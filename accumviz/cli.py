@@ -15,14 +15,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from accumviz import __version__
+from accumviz import __version__, needs
 from accumviz.show import counted, literal, plural
 
 if TYPE_CHECKING:
     from accumviz.checks.report import Report
     from accumviz.ledger.ledger import Ledger
 
-_FAILED, _MISUSED = 1, 2
+_FAILED, _MISUSED, _UNJUDGED = 1, 2, 3
 _WORSE = {"error": ("error",), "warning": ("error", "warning")}
 
 
@@ -31,6 +31,9 @@ def main(arguments: list[str] | None = None) -> None:
     with suppress(AttributeError):  # a stream that was put there instead
         sys.stderr.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     options, unknown = _parser().parse_known_args(arguments)
+    if options.do is not _run:  # then the stream is the script's
+        with suppress(AttributeError):
+            sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     if unknown:
         hint = ""
         if options.do is _run:
@@ -160,7 +163,13 @@ def _add_fail_on(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-on",
         choices=tuple(_WORSE),
-        help="exit with 1 when there is a finding of this severity or a worse one, or when nothing could be judged",
+        help="exit with 1 when there is a finding of this severity or a worse one, "
+        "and with 3 when nothing, or not everything, could be judged",
+    )
+    parser.add_argument(
+        "--allow-unjudged",
+        action="store_true",
+        help="do not fail for what could not be judged",
     )
 
 
@@ -213,15 +222,20 @@ def _writing_to(file: Path) -> Iterator[None]:
         _fail(f"cannot write {str(file)!r}: {error.strerror or error}")
 
 
-def _fails(report: Report, fail_on: str | None) -> bool:
-    """Return whether `--fail-on` turns this report into a failure; a gate that saw nothing is not open."""
-    if fail_on is None:
-        return False
-    if report.verdict == "no verdict":
-        _warn(f"--fail-on {fail_on} fails: {report.reason}")
-        return True
+def _gate(report: Report, options: Any) -> int:
+    """Return the exit code that `--fail-on` makes of a report; a gate that saw nothing is not open."""
     severities = {finding.severity for finding in report.findings}
-    return not severities.isdisjoint(_WORSE[fail_on])
+    if not severities.isdisjoint(_WORSE.get(options.fail_on, ())):
+        return _FAILED
+    return _unjudged(report.reason, options)
+
+
+def _unjudged(reason: str, options: Any) -> int:
+    """Say that `--fail-on` fails for what could not be judged, where it does; return the exit code."""
+    if not reason or options.fail_on is None or options.allow_unjudged:
+        return 0
+    _warn(f"--fail-on {options.fail_on} fails: {reason}")
+    return _UNJUDGED
 
 
 # --- files -------------------------------------------------------------------------------------
@@ -286,10 +300,10 @@ def _report(ledgers: list[Ledger]) -> Report:
 def _check(options: Any) -> None:
     ledgers = _load_ranks(options.files)
     report = _report(ledgers)
-    failed = _fails(report, options.fail_on)
+    code = _gate(report, options)
     _print(_written(report, "json" if options.json else options.format, options.files))
-    if failed:
-        raise SystemExit(_FAILED)
+    if code:
+        raise SystemExit(code)
 
 
 def _written(report: Report, form: str, files: list[Path]) -> str:
@@ -378,16 +392,19 @@ def _run(options: Any) -> None:
     if options.out is not None:
         path = options.out.absolute()
         _check_new(path)
-    is_judged = options.check or options.fail_on is not None
 
     def finish(recordings: list[Any], notes: list[str], ended: str) -> int:
-        return _finish(recordings, notes, options.fail_on, is_judged=is_judged)
+        return _finish(recordings, notes, options)
 
     try:
+        needs.check_torch()
         script = Script(name, arguments, module=is_module)
-        run(script, path, finish, exact=options.exact)
-    except CannotRunError as error:
+    except (ImportError, CannotRunError) as error:
         _fail(error)
+    unreported = 0
+    if options.fail_on is not None:
+        unreported = _UNJUDGED
+    run(script, path, finish, exact=options.exact, unreported=unreported)
 
 
 def _command(options: Any) -> list[str]:
@@ -407,31 +424,25 @@ def _check_new(path: Path) -> None:
         _fail(f"{_short(path)!r} exists already; pass another name with --out")
 
 
-def _finish(
-    recordings: list[Any], notes: list[str], fail_on: str | None, *, is_judged: bool
-) -> int:
+def _finish(recordings: list[Any], notes: list[str], options: Any) -> int:
     """Say on stderr what was recorded, and what is wrong with it; return the exit code for a script that ended well."""
-    failed = _any_wrong(recordings, fail_on, is_judged=is_judged)
+    is_judged = options.check or options.fail_on is not None
+    codes = set()
     if is_judged and not recordings:
         notes = notes or ["nothing was recorded: this process did not import torch"]
-        if fail_on is not None:
-            notes = [f"--fail-on {fail_on} fails: {notes[0]}", *notes[1:]]
-            failed = True
+    if notes:
+        codes.add(_unjudged(notes[0], options))
+    if any(codes):
+        notes = notes[1:]
+    for recording in recordings:
+        _warn(_closing_line(recording))
+        if is_judged:
+            codes.add(_judge(recording, options))
     for note in notes:
         _warn(note)
     if is_judged:
         _say_next([recording.file for recording in recordings])
-    return _FAILED if failed else 0
-
-
-def _any_wrong(recordings: list[Any], fail_on: str | None, *, is_judged: bool) -> bool:
-    """Say what was recorded, and what is wrong with it; return whether `--fail-on` makes a failure of any."""
-    failed = False
-    for recording in recordings:
-        _warn(_closing_line(recording))
-        if is_judged and _is_wrong(recording, fail_on):
-            failed = True
-    return failed
+    return _FAILED if _FAILED in codes else max(codes, default=0)
 
 
 def _say_next(files: list[Path | None]) -> None:
@@ -458,8 +469,8 @@ def _closing_line(recording: Any) -> str:
     return f"{events} → {_short(file)}"
 
 
-def _is_wrong(recording: Any, fail_on: str | None) -> bool:
-    """Say what is wrong with one recording; return whether `--fail-on` makes a failure of it."""
+def _judge(recording: Any, options: Any) -> int:
+    """Say what is wrong with one recording; return the exit code that `--fail-on` makes of it."""
     from accumviz.checks.check import check
     from accumviz.checks.report import terminal
     from accumviz.ledger.container import LedgerFileError
@@ -468,9 +479,9 @@ def _is_wrong(recording: Any, fail_on: str | None) -> bool:
         ledger = recording.ledger
     except LedgerFileError as error:
         _warn(f"no verdict: {error}")
-        return fail_on is not None
+        return _unjudged(str(error), options)
     report = check(ledger)
-    failed = _fails(report, fail_on)
+    code = _gate(report, options)
     rank = ledger.meta.get("rank")
     if rank:
         # What the ranks have in common would stand on the terminal once for each.
@@ -478,7 +489,7 @@ def _is_wrong(recording: Any, fail_on: str | None) -> bool:
         _warn(f"rank {rank}: {rules or report.verdict}")
     else:
         sys.stderr.write(f"{report.text(**terminal(sys.stderr))}\n")
-    return failed
+    return code
 
 
 def _short(file: Path) -> str:

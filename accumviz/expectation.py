@@ -27,9 +27,14 @@ class Expectation:
     """
 
     def __init__(
-        self, recording: Recording, wanted: dict[str, Any], fail_on: str | None
+        self,
+        recording: Recording,
+        wanted: dict[str, Any],
+        fail_on: str | None,
+        allow_unjudged: bool,
     ) -> None:
         self.recording, self._wanted, self._fail_on = recording, wanted, fail_on
+        self._allow_unjudged = allow_unjudged
 
     @property
     def ledger(self) -> Ledger:
@@ -61,7 +66,7 @@ class Expectation:
             for finding in report.findings
             if finding.severity in _FAIL_ON[self._fail_on]
         ]
-        if report.verdict == "no verdict":
+        if report.reason and not self._allow_unjudged:
             said.insert(0, f"there is no verdict: {report.reason}")
         if said or wrong:
             lines = [f"expected otherwise: {line}" for line in said]
@@ -75,6 +80,7 @@ def expect(
     syncs_per_window: int | None = None,
     steps: int | None = None,
     fail_on: str | None = "error",
+    allow_unjudged: bool = False,
     **record: Any,
 ) -> Expectation:
     """Expect of the training in a `with` block what its keywords say, and that `check` finds no error in it.
@@ -88,8 +94,8 @@ def expect(
     exchange gradients between processes. `steps`: the optimizers step so often. `fail_on` is the
     severity of findings that fail it: `"error"`, `"warning"`, or None for no finding at all.
 
-    Raises `AssertionError` with the text of the report, at the end of the block; also where nobody
-    can tell, because nothing was recorded or the recording stopped. An exception of the block
+    Raises `AssertionError` with the text of the report, at the end of the block; also where nothing was
+    recorded, or not everything could be judged, unless `allow_unjudged=True`. An exception of the block
     itself passes through.
 
     >>> import torch, accumviz as av
@@ -124,11 +130,12 @@ def expect(
         if wanted[name] is not None:
             wanted[name] = arguments.whole(name, wanted[name], said, least=least)
     arguments.flag("complete", complete)
+    arguments.flag("allow_unjudged", allow_unjudged)
     if fail_on not in _FAIL_ON:
         raise ValueError(
             f"fail_on={fail_on!r:.80}; expected 'error', 'warning' or None"
         )
-    return Expectation(recording(*objects, **record), wanted, fail_on)
+    return Expectation(recording(*objects, **record), wanted, fail_on, allow_unjudged)
 
 
 def _unmet(

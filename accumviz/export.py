@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from accumviz import needs
 from accumviz.checks.report import plain
 from accumviz.ledger.events import Event
 from accumviz.ledger.ledger import COLUMNS, OF_EVENT, Ledger, rows
@@ -108,10 +109,8 @@ def to_tensorboard(ledger: Ledger, folder: Path) -> None:
         from tensorboard.compat.proto.event_pb2 import Event as Entry
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    except ImportError as missing:
-        raise ImportError(
-            "export --to tensorboard needs tensorboard: pip install tensorboard"
-        ) from missing
+    except ModuleNotFoundError as missing:
+        raise needs.explained(missing, "export --to tensorboard") from missing
     folder.mkdir(parents=True, exist_ok=True)
     writer = EventFileWriter(str(folder))
     try:

@@ -21,6 +21,7 @@ from accumviz.cli import main
 from accumviz.ledger.events import Parameter
 from tests.light import LIGHT
 
+ROOT = Path(__file__).resolve().parents[1]
 # A right loop in windows of two; every script ends with its weights on stdout, to the last bit.
 HEAD = """
 import os, signal, sys, time
@@ -279,11 +280,23 @@ def test_the_closing_line_says_what_a_file_that_was_cut_short_holds(tmp_path: Pa
 UNSEEN = {
     "torch is not imported": ("print('done')", "this process did not import torch"),
     "nothing is trained": ("import torch", "no model or optimizer was seen training in this process"),
-    "children train": (
-        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'sum(range(20_000_000))'])",
-        "start each under accumviz, as in `torchrun",
+    "a child trains": ("import subprocess, sys\nsubprocess.run([sys.executable, 'child.py'])", "start each under"),
+    "a spawned child trains": (
+        """
+import multiprocessing, child
+if __name__ == '__main__':
+    process = multiprocessing.get_context('spawn').Process(target=child.go)
+    process.start()
+    process.join()
+""",
+        "no model or optimizer was seen training in this process",
     ),
+    "a launcher trains": ("-m torch.distributed.run --nproc-per-node 1 child.py", "no model or optimizer was seen"),
     "nothing steps": (HEAD + "m, o = make()\nm(torch.ones(1, 4)).sum().backward()", "no optimizer stepped"),
+    "the second of two models never steps": (
+        HEAD + "m, o = make()\ntrain(m, o)\ndel m, o\nm, o = make()\nm(torch.ones(1, 4)).sum().backward()",
+        "no optimizer stepped",
+    ),
 }
 
 
@@ -291,12 +304,45 @@ UNSEEN = {
 def test_fail_on_fails_with_its_reason_first_where_nothing_could_be_judged(how: str, tmp_path: Path) -> None:
     script, reason = UNSEEN[how]
     (tmp_path / "train.py").write_text(script)
-    code, _, err = ran(tmp_path, "-m", "accumviz", "run", "--fail-on", "error", "train.py")
-    assert code == 1
+    training = "".join(f"    {line}\n" for line in (HEAD + "m, o = make()\ntrain(m, o)").splitlines())
+    (tmp_path / "child.py").write_text(f"{LIGHT}def go():\n{training}\nif __name__ == '__main__':\n    go()\n")
+    command = script.split() if script.startswith("-m") else ["train.py"]
+    gate = ("-m", "accumviz", "run", "--fail-on", "error")
+    code, _, err = ran(tmp_path, *gate, *command)
+    assert code == 3, err
     told = [line for line in err.splitlines() if line.startswith("accumviz: --fail-on error fails: ")]
     assert len(told) == 1
     assert reason in told[0]
-    assert ran(tmp_path, "-m", "accumviz", "run", "train.py")[0] == 0
+    assert ran(tmp_path, *gate, "--allow-unjudged", *command)[0] == 0
+
+
+def test_a_torch_that_is_too_old_is_said_before_the_script_starts(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")
+    (tmp_path / "torch-2.4.1.dist-info").mkdir()
+    (tmp_path / "torch-2.4.1.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.4.1\n")
+    (tmp_path / "train.py").write_text("print('ran')\n")
+    code, out, err = ran(tmp_path, "-m", "accumviz", "run", "train.py", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    assert (code, out) == (2, "")
+    assert "recording needs torch 2." in err
+    assert "this is torch 2.4.1" in err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_a_narrow_encoding_ends_no_command(encoding: str, tmp_path: Path) -> None:
+    script = (
+        LIGHT
+        + HEAD.replace(" / 2", "").replace("loss =", "ℓ =").replace("loss.b", "ℓ.b")
+        + "m, o = make()\ntrain(m, o)\n"
+    )
+    (tmp_path / "train.py").write_text(script, "utf-8")
+    for command in ("run --check train.py", "check", "export --to csv", "export --to json", "compare train.ledger"):
+        asked = [sys.executable, "-m", "accumviz", *command.split()]
+        if command != "run --check train.py":
+            asked.append("train.ledger")
+        done = subprocess.run(
+            asked, cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": encoding}, capture_output=True, check=True
+        )
+        assert b"Error" not in done.stderr, command
 
 
 def ledger(rank: int | None = None, *, wrong: bool = False) -> av.Ledger:
@@ -363,7 +409,7 @@ def test_files_that_cannot_be_judged_are_told_from_those_that_are_well(
     assert "no verdict" in out
     assert "incomplete" in out
     code, _, err = said(capsys, "check", "--fail-on", "error", cut)
-    assert code == 1
+    assert code == 3
     assert err.startswith("accumviz: --fail-on error fails: ")
     newer = tmp_path / "newer.ledger"
     _, _, rest = whole.read_bytes().partition(b"\n")

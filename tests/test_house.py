@@ -31,7 +31,7 @@ TEACHING_WITH_TORCH = {
 }
 # Above everything, the recorder included: they run, or stand around, what the user trains.
 ABOVE = {"accumviz.cli", "accumviz.expectation"}
-DATA = {"accumviz.arguments", "accumviz.show"}
+DATA = {"accumviz.arguments", "accumviz.needs", "accumviz.show"}
 FLOORS = ("accumviz.ledger", "accumviz.graph", "accumviz.checks", "accumviz.views", "accumviz.book")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from accumviz import arguments
+from accumviz import arguments, needs
 from accumviz.book import weights
 from accumviz.book.runs import (
     CommonScale,
@@ -345,8 +345,11 @@ def record_run(experiment: Callable[..., Any], choice: Mapping[str, Any]) -> Run
 
 
 def _widget(content: str) -> Any:
-    import anywidget
-    import traitlets
+    try:
+        import anywidget
+        import traitlets
+    except ModuleNotFoundError as missing:
+        raise needs.explained(missing, "live") from missing
 
     class Live(anywidget.AnyWidget):
         """The state that page and kernel share."""

@@ -14,8 +14,9 @@ from weakref import ref
 
 import torch
 
+from accumviz import needs
 from accumviz.graph.scopes import submodules
-from accumviz.recorder import patches, record
+from accumviz.recorder import patches
 from accumviz.recorder.callsite import Caller, CallSites
 from accumviz.recorder.recording import Recording
 from accumviz.recorder.targets import Named, collect, names_of, parameters
@@ -40,7 +41,7 @@ class Detector:
         *,
         exact: int = 64,
     ) -> None:
-        record.check()
+        needs.check_torch()
         self._path, self._exact = path, exact
         self.recordings, self.notes = recordings, notes
         self._number = 1  # of the first name that no other run has

@@ -6,27 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.torch_version import TorchVersion
-
-from accumviz import arguments
+from accumviz import arguments, needs
 from accumviz.recorder.recording import Recording
 from accumviz.recorder.targets import collect
-
-# Before 2.10 a SavedTensor does not show what it holds: a loss divided by K reads as an undivided one.
-NEEDED = 2, 10
-
-
-def check() -> None:
-    """Raise `ImportError` on a torch that would be recorded wrongly, though without any sign of it."""
-    needed = ".".join(map(str, NEEDED))
-    # A preview of that release will do.
-    if TorchVersion(torch.__version__) < f"{needed}.dev0":
-        raise ImportError(
-            f"record needs torch {needed} or newer, and this is torch {torch.__version__}, on which a loss divided by "
-            f"K would be recorded as undivided. Install one (pip install 'torch>={needed}'); ledgers that exist "
-            "can be loaded and shown with any torch"
-        )
 
 
 def record(
@@ -88,7 +70,7 @@ def record(
     >>> recording.ledger.values("w").ravel().tolist()
     [-16.0, -20.0]
     """
-    check()
+    needs.check_torch()
     exact = arguments.whole(
         "exact", exact, "the largest number of elements to keep one by one"
     )

@@ -110,14 +110,15 @@ def run(
     finish: Finish,
     *,
     exact: int = 64,
+    unreported: int = 0,
 ) -> None:
     """Run the script; its exceptions, its exit code and its signals are those it has without us.
 
     `path` is where ledgers go. `finish` gets the recordings (closed), what was not recorded, and how the script
     ended, and answers with the exit code that a script which ended well shall have instead. `exact` is as `record`
-    has it.
+    has it, and `unreported` the exit code where no report could be made.
     """
-    session = _Session(path, finish, exact)
+    session = _Session(path, finish, exact, unreported)
     if (
         "torch" in sys.modules
     ):  # by what Python itself runs as it begins, such as a `sitecustomize`
@@ -148,8 +149,10 @@ class _Session:
         path: Path | None,
         finish: Finish,
         exact: int,
+        unreported: int,
     ) -> None:
         self._path, self._finish, self._exact = path, finish, exact
+        self._unreported = unreported
         self._process, self._over = os.getpid(), False
         self._detector: Any = None
         self.recordings: list[Any] = []
@@ -185,7 +188,7 @@ class _Session:
         except BaseException as failure:
             said = f"{type(failure).__name__}: {failure}"
             print(f"accumviz: the report could not be made: {said}", file=sys.stderr)
-            return 0
+            return self._unreported
 
 
 def _ended_by(error: BaseException | None) -> str:
