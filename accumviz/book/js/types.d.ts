@@ -69,3 +69,14 @@ export interface OpeningData {
   ground: [string, Record<string, string | number>, string?][];
   runs: { way: [number, number, number, string][]; events: OpeningEvent[]; from: string; to: string; fails: boolean }[][];
 }
+
+/** A box: its lane, its name and its look; left and width as percentages of the axis, top and height of the lane; words. */
+export type OverlapMark = [number, string, string, number, number, number, number, string, string];
+
+/** What the lanes of two ranks are told; of each bucket size a window without `no_sync`, and one with it. */
+export interface OverlapData {
+  caps: number[];
+  start: [number, number];
+  lanes: [string, string][];
+  runs: { says: string; marks: OverlapMark[] }[][];
+}

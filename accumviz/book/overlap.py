@@ -1,0 +1,340 @@
+"""Show when the ranks of DDP compute and when they communicate, in one window, on one axis of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from accumviz.show import Displayed, escape, plural, table
+from accumviz.views import style
+from accumviz.views.payload import encode, identity
+from accumviz.views.player import fragment
+
+# What happened, of which micro-batch, layer or bucket, and when, in seconds of a clock that all ranks share.
+Note = tuple[str, int, float]
+# A limit for buckets in MiB, and whether all micro-batches but the last are in `no_sync`.
+Setting = tuple[int, bool]
+
+# What the thread that computes has done since its note before.
+DONE = {"backward": "forward", "gradient": "gradient", "end": "wait", "step": "step"}
+LANES = (
+    ("micro-batch", "heads"),
+    ("rank 0", "compute"),
+    ("rank 0", "network"),
+    ("rank 1", "network"),
+    ("rank 1", "compute"),
+    ("time, ms", "axis"),
+)
+HEADS, AXIS = 0, 5
+COMPUTE, NETWORK = (1, 4), (2, 3)
+# More bars than this on top of each other leave no room for words.
+_MOST_LABELLED = 3
+_LEGEND = (
+    ("gradient", "a layer's gradient is computed, in the colour of its bucket"),
+    ("reduce", "all-reduce: the bucket is averaged over both ranks"),
+    ("wait", "the rank waits for the network"),
+    ("step", "optimizer step"),
+)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A stretch of one rank's time; `which` is a micro-batch, a layer (of a gradient) or a bucket."""
+
+    kind: str
+    which: int
+    micro_batch: int
+    start: float
+    end: float
+    bucket: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A box in a lane; `left` and `width` are percentages of the axis, `top` and `height` of the lane."""
+
+    lane: int
+    name: str
+    look: str
+    left: float
+    width: float = 0.0
+    top: float = 0.0
+    height: float = 100.0
+    label: str = ""
+    says: str = ""
+
+    @property
+    def data(self) -> list[Any]:
+        """What the page is told, in the order in which `overlap.js` takes it."""
+        place = [self.left, self.width, self.top, self.height]
+        rounded = [round(each, 2) for each in place]
+        return [self.lane, self.name, self.look, *rounded, self.label, self.says]
+
+
+def buckets(notes: Sequence[Note]) -> dict[int, int]:
+    """Return the bucket of each layer: the gradients that have come since the all-reduce before are in it.
+
+    >>> buckets([("gradient", 1, 0.1), ("launch", 0, 0.2), ("gradient", 0, 0.3), ("launch", 1, 0.4)])
+    {1: 0, 0: 1}
+    """
+    found: dict[int, int] = {}
+    came: list[int] = []
+    for what, which, _ in notes:
+        if what == "gradient":
+            came.append(which)
+        elif what == "forward":
+            came = []
+        elif what == "launch":
+            found |= dict.fromkeys(came, which)
+            came = []
+    return found
+
+
+def stretches(notes: Sequence[Note]) -> list[Stretch]:
+    """Return what one rank did, worked out from the times that it noted."""
+    bucket_of = buckets(notes)
+    launched: dict[int, float] = {}
+    made = []
+    k, since = 0, 0.0
+    for what, which, at in notes:
+        if what == "launch":
+            launched[which] = at
+        elif what == "reduced":
+            made.append(Stretch("reduce", which, k, launched[which], at, which))
+        elif what == "forward":
+            k, since = which, at
+            launched = {}
+        elif what != "end" or launched:  # what sends nothing waits for nothing
+            bucket = bucket_of.get(which, 0)
+            made.append(Stretch(DONE[what], which, k, since, at, bucket))
+            since = at
+    return made
+
+
+@dataclass(eq=False, repr=False)
+class Overlap(Displayed):
+    """One window of two ranks for each setting: their notes, and the bytes of one layer."""
+
+    runs: Mapping[Setting, Sequence[Sequence[Note]]]
+    start: Setting
+    layer: int
+
+    def __post_init__(self) -> None:
+        self.caps = sorted({cap for cap, _ in self.runs})
+        self._done: dict[Setting, list[list[Stretch]]] = {}
+        for setting, ranks in self.runs.items():
+            self._done[setting] = [stretches(notes) for notes in ranks]
+        self._axis = max(self.seconds(setting) for setting in self.runs)
+
+    def seconds(self, setting: Setting) -> float:
+        """Return how long a window takes, from the first forward to the last step."""
+        ends = [rank[-1].end for rank in self._done[setting]]
+        return max(ends) - self._zero(setting)
+
+    def _zero(self, setting: Setting) -> float:
+        return min(rank[0].start for rank in self._done[setting])
+
+    def counts(self, setting: Setting) -> tuple[int, int, float]:
+        """Return the all-reduces of a window, the bytes of gradients in them, and the seconds that rank 0 waits."""
+        first = self._done[setting][0]
+        reduced = [one for one in first if one.kind == "reduce"]
+        layers = list(buckets(self.runs[setting][0]).values())
+        size = self.layer * sum(layers.count(one.bucket) for one in reduced)
+        waits = sum(one.seconds for one in first if one.kind == "wait")
+        return len(reduced), size, waits
+
+    def sentence(self, setting: Setting) -> str:
+        """Return what a window sends, and how long it takes."""
+        count, size, waits = self.counts(setting)
+        sent = (
+            f"{count} {plural(count, 'all-reduce')}, {style.size(size)} of gradients."
+        )
+        return f"{sent} The window takes {_ms(self.seconds(setting))} ms; in {_ms(waits)} of them, rank 0 only waits."
+
+    def marks(self, setting: Setting) -> Iterator[Mark]:
+        """Yield every box of the picture."""
+        for rank, done in enumerate(self._done[setting]):
+            for one in done:
+                yield self._mark(setting, rank, one)
+        yield from self._heads(setting)
+        yield from self._ticks()
+        cap, quiet = setting
+        other = self._part(self.seconds((cap, not quiet)))
+        label = f"{'without' if quiet else 'with'} no_sync it ends here"
+        yield Mark(HEADS, "other", "other", other)
+        yield Mark(AXIS, "ghost", "ghost", other, label=label)
+
+    def _mark(self, setting: Setting, rank: int, one: Stretch) -> Mark:
+        zero = self._zero(setting)
+        start, end = one.start - zero, one.end - zero
+        says = f"{_ms(start)} to {_ms(end)} ms, rank {rank}: {_said(one)}"
+        name = f"{one.kind} {rank} {one.micro_batch} {one.which}"
+        place = self._part(start), self._part(one.seconds)
+        look = f"{one.kind} {'odd' if one.bucket % 2 else 'even'}"
+        if one.kind != "reduce":
+            return Mark(COMPUTE[rank], name, look, *place, label=_label(one), says=says)
+        rows = len(set(buckets(self.runs[setting][rank]).values()))
+        label = "all-reduce" if rows <= _MOST_LABELLED else ""
+        row = 100 * one.bucket / rows
+        return Mark(NETWORK[rank], name, look, *place, row, 100 / rows, label, says)
+
+    def _heads(self, setting: Setting) -> Iterator[Mark]:
+        """Yield the name of each micro-batch, and in each network lane that nothing is sent in it."""
+        done = self._done[setting][0]
+        zero = self._zero(setting)
+        sent = {one.micro_batch for one in done if one.kind == "reduce"}
+        for k in range(1 + done[-1].micro_batch):
+            ours = [one for one in done if one.micro_batch == k]
+            left, width = (
+                self._part(ours[0].start - zero),
+                self._part(ours[-1].end - ours[0].start),
+            )
+            yield Mark(HEADS, f"head {k}", "head", left, width, label=str(k + 1))
+            if k not in sent:
+                for lane in NETWORK:
+                    yield Mark(
+                        lane,
+                        f"silent {lane} {k}",
+                        "silent",
+                        left,
+                        width,
+                        label="nothing is sent",
+                    )
+
+    def _ticks(self) -> Iterator[Mark]:
+        longest = 1000 * self._axis
+        apart = next(
+            step
+            for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 60000)
+            if longest < 8 * step
+        )
+        for at in range(0, int(longest) + 1, apart):
+            yield Mark(AXIS, f"tick {at}", "tick", self._part(at / 1000), label=str(at))
+
+    def _part(self, seconds: float) -> float:
+        return 100 * seconds / self._axis
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What the page is told: for each limit of the buckets the window without `no_sync`, and the one with it."""
+        runs = []
+        for cap in self.caps:
+            runs.append([self._shown((cap, quiet)) for quiet in (False, True)])
+        cap, quiet = self.start
+        start = [self.caps.index(cap), int(quiet)]
+        return {"caps": self.caps, "start": start, "lanes": LANES, "runs": runs}
+
+    def _shown(self, setting: Setting) -> dict[str, Any]:
+        marks = [mark.data for mark in self.marks(setting)]
+        return {"says": self.sentence(setting), "marks": marks}
+
+    def to_html(self) -> str:
+        """Return a fragment of HTML that needs nothing else; without scripts a still picture and a table remain."""
+        content = self.content
+        sheets = [style.CSS, style.static("overlap.css", __file__)]
+        keys = ""
+        for look, text in _LEGEND:
+            swatches = (
+                f'<i class="av-{look} av-even"></i><i class="av-{look} av-odd"></i>'
+            )
+            keys += f"<span>{swatches} {escape(text)}</span>"
+        below = f'<p class="av-legend">{keys}</p>'
+        text = f'<div class="av-words">{self._still()}<p>{" ".join(self.words)}</p>{self._table()}</div>{below}'
+        script = style.static("overlap.js", __file__)
+        return fragment(
+            "overlap", identity(content), text, encode(content), sheets, script
+        )
+
+    def _still(self) -> str:
+        """Return the setting at the start as a picture without a script."""
+        lanes = [""] * len(LANES)
+        for mark in self.marks(self.start):
+            place = f"left:{mark.left:.2f}%;width:{mark.width:.2f}%;top:{mark.top:.2f}%;height:{mark.height:.2f}%"
+            looks = " ".join(f"av-{look}" for look in mark.look.split())
+            lanes[mark.lane] += (
+                f'<span class="{looks}" style="{place}"><b>{escape(mark.label)}</b></span>'
+            )
+        rows = ""
+        for (who, kind), inside in zip(LANES, lanes, strict=True):
+            rows += f'<div class="av-lane av-{kind}"><p><b>{who}</b> {kind}</p><div>{inside}</div></div>'
+        return f'<div class="av-lanes" role="img" aria-label="{escape(self.sentence(self.start))}">{rows}</div>'
+
+    def _table(self) -> str:
+        rows = []
+        for setting in sorted(self.runs):
+            cap, quiet = setting
+            count, size, waits = self.counts(setting)
+            whole = self.seconds(setting)
+            inside = "all but the last" if quiet else "none"
+            rows.append(
+                [str(cap), inside, str(count), style.size(size), _ms(whole), _ms(waits)]
+            )
+        heads = [
+            "bucket_cap_mb",
+            "micro-batches in no_sync",
+            "all-reduces",
+            "sent",
+            "window, ms",
+            "rank 0 waits, ms",
+        ]
+        return table(heads, rows, "A window of every setting")
+
+    @property
+    def words(self) -> list[str]:
+        """What the picture shows, in sentences."""
+        shown = []
+        for quiet in (False, True):
+            way = "With no_sync" if quiet else "Without no_sync"
+            shown.append(f"{way}: {self.sentence((self.start[0], quiet))}")
+        return shown
+
+    def __repr__(self) -> str:
+        return f"Overlap: {len(self.runs)} settings, bucket_cap_mb {self.caps[0]} to {self.caps[-1]}"
+
+
+def overlap(
+    returned: Sequence[Mapping[Setting, Sequence[Sequence[Note]]]],
+    *,
+    start: Setting,
+    layer: int,
+) -> Overlap:
+    """Keep the shortest of the windows that two ranks noted for each setting, and show it.
+
+    `returned` holds for each rank its windows by setting; a window is the notes of one rank. A note is what
+    happened, the micro-batch, layer or bucket that it happened to, and the time: "forward" and "backward" begin,
+    the "gradient" of a layer is there, an all-reduce is "launch"ed and "reduced", "end" of a backward, "step".
+    `layer` is the bytes of one layer.
+    """
+    runs = {}
+    for setting in returned[0]:
+        windows = zip(*(rank[setting] for rank in returned), strict=True)
+        runs[setting] = min(windows, key=_length)
+    return Overlap(runs, start, layer)
+
+
+def _length(window: Sequence[Sequence[Note]]) -> float:
+    return max(notes[-1][2] for notes in window) - min(notes[0][2] for notes in window)
+
+
+def _label(one: Stretch) -> str:
+    labels = {"gradient": str(one.which), "wait": "waits"}
+    return labels.get(one.kind, one.kind)
+
+
+def _said(one: Stretch) -> str:
+    of = {
+        "gradient": f"the gradient of layer {one.which}, which is in bucket {one.bucket}",
+        "reduce": f"the all-reduce of bucket {one.which}, until the mean is there",
+        "wait": "the backward has its last gradient, and waits for the network",
+        "step": "the optimizer's step",
+    }
+    return of.get(one.kind, f"the forward of micro-batch {one.micro_batch + 1}")
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.0f}"
