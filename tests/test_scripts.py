@@ -75,6 +75,7 @@ def test_a_page_carries_little_and_asks_for_nothing_more() -> None:
     assert sizes["explore"] <= 22.5 * 1024 + 50
     assert sizes["explore-live"] <= 22.5 * 1024 + 100
     assert sizes["lab"] <= 16 * 1024
+    assert sizes["overlap"] <= 8 * 1024
     assert sizes["predict"] <= 3_400
     assert sizes["whole"] <= 29 * 1024 <= 0.75 * sum(sizes[name] for name in ("explore", "lab", "predict"))
     unwanted = r"\bimport\b|innerHTML|insertAdjacentHTML|document\.write|\beval\b|\bfetch\b|XMLHttpRequest|</script"
