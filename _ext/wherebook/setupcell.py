@@ -17,7 +17,7 @@ class NotSetUp(Exception):  # noqa: N818 - a reader meets it by this name
 
 
 def lacking(needs):
-    import re, shutil  # noqa: E401, I001
+    import re
     from importlib import metadata, util
 
     def number(version):
@@ -29,8 +29,6 @@ def lacking(needs):
             yield wanted, "is missing"
         elif number(metadata.version(name)) < number(least):
             yield wanted, f"is needed, and {metadata.version(name)} is here"
-    if not util.find_spec("pygraphviz") and not shutil.which("dot"):
-        yield "pygraphviz", "is missing, and so is the program `dot` of Graphviz"
 
 
 def wheel(path, files):
@@ -49,11 +47,17 @@ def wheel(path, files):
 
 def set_up(packages, needs, text):
     import base64, importlib, json, lzma, subprocess, sys, tempfile  # noqa: E401, I001
+    from importlib import metadata
     from importlib.util import find_spec
     from pathlib import Path
 
     def is_here(name):
-        return bool(spec := find_spec(name)) and spec.origin is not None  # a mere folder has none
+        if not (spec := find_spec(name)) or spec.origin is None:  # a mere folder has none
+            return False
+        try:
+            return metadata.version(name) == packages[name]
+        except metadata.PackageNotFoundError:  # on the path, and never installed
+            return True
 
     missing = [name for name in packages if not is_here(name)]
     if not missing:

@@ -75,11 +75,14 @@ def installed(name: str) -> Wheel:
 def needs(wheels: Iterable[Wheel]) -> dict[str, str]:
     """The packages that the wheels need, each with the lowest version that will do ("0": any).
 
-    A requirement with a condition is none that every runtime must meet, and what the wheels bring is no need.
+    Of accumviz's extras a notebook needs those that are not there for graphs, which fall back to tables. Any other
+    requirement with a condition is none that every runtime must meet, and what the wheels bring is no need.
     """
+    always = {None, *(f'extra == "{extra}"' for extra in ("torch", "notebook", "book"))}
     brought, found = {wheel.name.partition("-")[0] for wheel in wheels}, dict[str, str]()
     for requirement in (requirement for wheel in wheels for requirement in wheel.requirements):
-        if requirement.marker is None and requirement.name not in brought:
+        condition = str(requirement.marker) if requirement.marker else None
+        if condition in always and requirement.name not in brought:
             least = [spec.version for spec in requirement.specifier if spec.operator == ">="]
             found[requirement.name] = max("0", found.get(requirement.name, "0"), *least, key=Version)
     return dict(sorted(found.items()))

@@ -58,5 +58,8 @@ def test_the_needs_are_the_highest_lower_bounds_without_conditions_and_without_w
         lines = [f"Requires-Dist: {Requirement(text)}" for text in requirements]
         return wheels.Wheel(f"{name}-1-py3-none-any.whl", {f"{name}-1.dist-info/METADATA": "\n".join(lines)})
 
-    two = [wheel("a", "torch>=2.4", "b>=1", "x>=3; sys_platform == 'linux'"), wheel("b", "torch>=2.10", "tqdm")]
+    two = [
+        wheel("a", "torch>=2.4", "b>=1", "x>=3; sys_platform == 'linux'"),
+        wheel("b", "torch>=2.10; extra == 'torch'", "tqdm"),
+    ]
     assert wheels.needs(two) == {"torch": "2.10", "tqdm": "0"}

@@ -31,8 +31,11 @@ def test_below_its_bound_record_says_which_torch_it_needs_and_what_would_be_wron
 
 
 def test_the_bound_that_record_checks_is_declared_and_installed_by_ci() -> None:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert f"torch>={LOWEST}" in declared
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert project["dependencies"] == ["numpy>=1.26"], "a guest brings no torch"
+    assert extras["torch"] == [f"torch>={LOWEST}.dev0"]
+    declared = [line for lines in (project["dependencies"], *extras.values()) for line in lines]
     job = yaml.safe_load((ROOT / ".github" / "workflows" / "book.yml").read_text())["jobs"]["oldest"]
     said = " ".join(step.get("run", "") for step in job["steps"])
     assert f"torch=={LOWEST}.*" in said
