@@ -80,3 +80,11 @@ export interface OverlapData {
   lanes: [string, string][];
   runs: { says: string; marks: OverlapMark[] }[][];
 }
+
+/** What the streams are told: of each axis its name, how it is written and how many values; a row for each run. */
+export interface StreamsData {
+  names: string[];
+  axes: [string, string, number][];
+  start: number[];
+  rows: number[][];
+}

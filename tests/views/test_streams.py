@@ -1,0 +1,70 @@
+"""The chain rule's picture as data: how wide its streams are, where they meet, and what stands there unscripted."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from accumviz.book.streams import Streams, streams
+
+
+def run(w: float, x: float) -> dict[str, float]:
+    """The numbers of one backward, worked out by hand."""
+    numbers = {"x1": x, "w": w, "loss": 0.0, "loss.grad": 1.0, "w.grad": 0.0}
+    for sample, value in (("1", x), ("2", 2.0)):
+        error = (2 - w) * value
+        result = {"y": w * value, "e": error, "q": error**2, "y.grad": -error, "e.grad": error, "q.grad": 0.5}
+        result |= {"y.by": value, "e.by": -1.0, "q.by": 2 * error, "loss.by": 0.5}
+        for name, number in result.items():
+            head, dot, tail = name.partition(".")
+            numbers[f"{head}{sample}{dot}{tail}"] = number
+        numbers[f"part{sample}"] = -error * value
+        numbers["loss"] += error**2 / 2
+        numbers["w.grad"] -= error * value
+    return numbers
+
+
+@pytest.fixture
+def picture() -> Streams:
+    return streams(run, [1.0, 2.0, 3.0], [2.0, 4.0], (1.0, 4.0))
+
+
+def widths(picture: Streams, kind: str) -> dict[str, float]:
+    drawing = picture.to_html().partition(f'class="av-{kind}"')[2].partition("</svg>")[0]
+    return {name: float(width) for width, name in re.findall(r'stroke-width="([^"]+)" data-width="([^"]+)"', drawing)}
+
+
+@pytest.mark.parametrize("kind", ["wide", "narrow"])
+def test_streams_are_as_wide_as_their_gradients_are_large(picture: Streams, kind: str) -> None:
+    drawn = widths(picture, kind)
+    unit = drawn["loss.grad"]
+    assert {name: width / unit for name, width in drawn.items()} == pytest.approx(
+        {name: abs(run(1.0, 4.0)[name]) for name in drawn}
+    )
+    assert len(drawn) == 9
+
+
+def test_two_streams_meet_side_by_side(picture: Streams) -> None:
+    drawing = picture.to_html().partition('class="av-wide"')[2].partition("</svg>")[0]
+    first, second = (float(y) for y in re.findall(r'class="av-of." d="M107\S* (\S+?)L', drawing))
+    drawn = widths(picture, "wide")
+    assert second - first == pytest.approx((drawn["part1"] + drawn["part2"]) / 2)
+
+
+def test_a_row_for_each_run_begins_where_the_picture_does(picture: Streams) -> None:
+    content = picture.content
+    assert [size for *_, size in content["axes"]] == [3, 2]
+    w, x = content["start"]
+    row = content["rows"][w * 2 + x]
+    assert dict(zip(content["names"], row, strict=True)) == run(1.0, 4.0)
+
+
+def test_without_scripts_the_sums_and_a_table_say_the_same(picture: Streams) -> None:
+    text = picture.to_html().partition("<script")[0]
+    assert "<td>1</td><td>2</td><td>−4</td><td>−4</td><td>−8</td><td>4</td>" in text
+    assert picture.words == [
+        "Sample 1 brings 0.5 × 8 × −1 × 4 = −16.",
+        "Sample 2 brings 0.5 × 4 × −1 × 2 = −4.",
+        "Together: w.grad = −20.",
+    ]
