@@ -147,7 +147,7 @@ def test_what_fsdp_gathers_between_micro_batches_is_no_mistake() -> None:
     ledger = _sharded(*["backward", "backward", "sync", "step", "zero_grad"] * 2)
     assert [(row.share, row.unknown) for row in ledger.shares()] == [(0.25, "")] * 4
     assert av.check(ledger).findings == () and av.check(ledger).healthy
-    assert av.check(ledger).condition == "FSDP's unsharded sums in bfloat16 are meant"
+    assert av.check(ledger).condition == "FSDP's unsharded sums in bfloat16 are meant (a.py:8)"
     report = av.check(_sharded(*["backward", "sync", "backward", "sync", "step", "zero_grad"] * 2))
     assert report.findings == () and "bfloat16" not in report.condition
 
@@ -237,7 +237,7 @@ def _counted_over_ranks(times: int) -> Ledger:
 
 def test_what_is_divided_by_a_number_of_all_ranks_that_the_average_divides_by_again_is_a_condition() -> None:
     by_eight = [tuple([term(8, 1 / 8) for _ in range(4)] for _ in range(2))] * 3
-    assert av.check(_of_all_ranks(*by_eight)).condition == "a sum of 0.5 is meant in every step"
+    assert av.check(_of_all_ranks(*by_eight)).condition == "a sum of 0.5 is meant in every step (train.py:10)"
     assert av.check(_counted_over_ranks(1)).condition == "a sum of 1/2 over all ranks is meant in every step"
     report = av.check(_counted_over_ranks(2))
     assert report.healthy and report.condition == ""
@@ -277,7 +277,7 @@ def test_that_replicas_step_on_different_gradients_is_a_condition() -> None:
 
 def test_that_ranks_never_share_a_gradient_is_a_condition() -> None:
     report = av.check(_ranks(*_by_themselves()))
-    assert report.healthy and report.condition == "ranks that share no gradients are meant"
+    assert report.healthy and report.condition == "ranks that share no gradients are meant (train.py:10)"
 
 
 @pytest.mark.parametrize(
@@ -498,7 +498,9 @@ def test_a_divisor_below_the_length_of_the_windows_is_a_warning_and_one_far_abov
 ) -> None:
     report = av.check(played(f"{divisor}{divisor}{divisor}{divisor}sz" * 3, said=True).ledger)
     assert [finding.rule for finding in report.findings] == rules
-    assert report.condition == ("" if divisor == 4 else f"a sum of {4 / divisor:.3g} is meant in every step")
+    assert report.condition == (
+        "" if divisor == 4 else f"a sum of {4 / divisor:.3g} is meant in every step (train.py:10)"
+    )
 
 
 def _carried_twice(*counts: int, factor: float) -> list[str]:
@@ -583,6 +585,21 @@ def test_what_another_network_learnt_from_is_no_tail_of_this_one() -> None:
     assert "tail-dropped" not in found(_leaking(zeroed=True)) + found(_leaking(zeroed=False))
     rules = {f.rule: f for f in av.check(_leaking(zeroed=True, left=True).ledger).findings}
     assert rules["gan-gradient-leak"].severity == "error"
+
+
+@pytest.mark.parametrize(
+    ("ended", "moved", "rules"),
+    [("exit", False, ["parameter-outside-or-twice"]), ("exit", True, []), ("closed", False, [])],
+)
+def test_an_optimizer_that_zeroes_and_never_steps_is_found_unless_a_hand_steps(
+    ended: str, moved: bool, rules: list[str]
+) -> None:
+    play = played("1z1z1z1z1z", ended=ended)
+    for row in play.rows[2:] if moved else ():
+        row["details"] |= {"moved": True}
+    report = av.check(play.ledger)
+    assert [finding.rule for finding in report.findings] == rules
+    assert report.verdict == ("findings" if rules else "no verdict")
 
 
 def _forgotten(rounds: int, *, kept: bool = True) -> Play:
@@ -769,6 +786,24 @@ def _weighed_by_size(factor: float) -> Play:
     return play
 
 
+def _rates_of_steps(*rates: float) -> Play:
+    play = Play()
+    for rate in rates:
+        play.backward(term(8, 1.0))
+        play.rows[play.step()]["details"] |= {"lr": [rate]}
+        play.zero()
+    return play
+
+
+def _of_two_ranks(factor: float) -> Play:
+    play = Play()
+    play.meta |= {"rank": 0, "ranks": 2}
+    for _ in play.each(range(3)):
+        play.backward(term(8, factor), armed=True, armed_line=3, no_sync=False)
+        play.sync()
+    return play
+
+
 MEANT: dict[str, tuple[Callable[[], Play], str]] = {
     "a constant sum": (lambda: windows(4, 4, 4, factor=0.5), "a sum of 2 is meant in every step"),
     "a constant sum over unequal sizes": (lambda: _weighed_by_size(2), "a sum of 2 is meant in every step"),
@@ -795,8 +830,33 @@ MEANT: dict[str, tuple[Callable[[], Play], str]] = {
         lambda: played("(4444sz444444sz4444sz)"),
         "sums of shares from 1 to 1.5 are meant",
     ),
+    "a rate that comes back from 0": (
+        lambda: _rates_of_steps(0, 0.1, 0, 0, 0.1, 0),
+        "a learning rate that falls to 0 in step 3 and rises again is meant (train.py:30)",
+    ),
+    "a rate that begins and ends with 0": (lambda: _rates_of_steps(0, 0.1, 0.2, 0.1, 0), ""),
+    "a factor that is the number of ranks": (
+        lambda: _of_two_ranks(2),
+        "a loss that is multiplied by 2, the number of ranks, is meant (train.py:10)",
+    ),
+    "a factor of one rank": (lambda: _of_two_ranks(1), ""),
     "nothing": (lambda: _beside(0.25), ""),
 }
+
+
+def test_frozen_parameters_and_empty_groups_of_an_optimizer_are_to_be_meant() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    model[0].requires_grad_(requires_grad=False)
+    optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": []}], lr=0.1)
+    with av.record(model, optimizer) as recording:
+        for _ in range(3):
+            model(torch.ones(2, 4)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    condition = av.check(recording).condition
+    assert "0.weight and 1 more, which optimizer has, are meant to be frozen (test_checks.py:" in condition
+    assert "a group of optimizer without a parameter is meant (test_checks.py:" in condition
 
 
 @pytest.mark.parametrize("name", MEANT)

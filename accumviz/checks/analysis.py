@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -178,6 +179,8 @@ class WindowShare:
 
 
 WindowShares = list[WindowShare]
+# What has to be meant for a healthy loop to be so, each with the event that it is about.
+Conditions = Iterator[tuple[str, int]]
 
 
 def _put_together(rows: list[_Row]) -> list[_Row]:
@@ -388,6 +391,11 @@ class LedgerAnalysis:
             around=around(str(self.ledger.sources.get(at.file, "")), at.line),
             **about,
         )
+
+    def placed(self, said: str, event: int) -> str:
+        """Write the line of an event behind what is said of it, where it has one."""
+        at = self.ledger[event]
+        return f"{said} ({Path(at.file).name}:{at.line})" if at.line else said
 
     def finding_of(self, severity: str, share: WindowShare, **about: Any) -> Finding:
         """Return a finding about a window, at its first backward unless another `event` is given."""

@@ -173,13 +173,13 @@ def _judge(ledger: Ledger, rank: int | None) -> _Judged:
         return judged
     analysis = LedgerAnalysis(ledger)
     judged.summary = several.summarise(analysis, rank)
-    if judged.reason:
-        return judged
     for rule in RULES:
         every = () if rule.compares else rule.find(analysis)
         judged.findings[rule.name] = [
             replace(each, rule=rule.name, rank=rank) for each in every
         ]
+    if judged.reason:
+        return judged
     judged.reason = next(filter(None, _reasons(analysis)), "")
     judged.unjudged = _unjudged(analysis)
     judged.condition = ", and if ".join(dict.fromkeys(_conditions(analysis)))
@@ -187,9 +187,10 @@ def _judge(ledger: Ledger, rank: int | None) -> _Judged:
 
 
 def _conditions(analysis: LedgerAnalysis) -> Iterator[str]:
-    """Say what has to be meant, each condition once or more."""
+    """Say what has to be meant, and on which line, each condition once or more."""
     for module in (windows, weights, owners, order, several, values):
-        yield from filter(None, module.conditions(analysis))
+        for condition in module.conditions(analysis):
+            yield analysis.placed(*condition)
 
 
 def _nothing_to_judge(ledger: Ledger, backwards: int, steps: int) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from accumviz.checks.analysis import (
+    Conditions,
     LedgerAnalysis,
     OptimizerHistory,
     between,
@@ -276,16 +276,24 @@ def scheduler_per_micro_batch(optimizer: OptimizerHistory) -> Findings:
     )
 
 
-def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
-    """Say what has to be meant for a healthy loop to be so: a schedule that was made for as many micro-batches."""
+def conditions(analysis: LedgerAnalysis) -> Conditions:
+    """Say what has to be meant for a healthy loop to be so: a schedule of other steps, a rate that leaves 0 again."""
     for optimizer in analysis.optimizers:
         schedules = _schedules(optimizer)
         too_often = _stepped_too_often(optimizer, schedules)
         if too_often and _comes_to_nothing(analysis, schedules):
-            yield "a schedule of the micro-batches is meant"
+            yield "a schedule of the micro-batches is meant", int(schedules[0])
         idle = _moved_on_in_vain(optimizer, schedules)
         if idle >= _AGAIN:
-            yield f"a schedule that moves on with {idle} steps that the scaler skipped is meant"
+            said = f"a schedule that moves on with {idle} steps that the scaler skipped is meant"
+            yield said, int(schedules[0])
+        rates = _rates(analysis, optimizer.steps)
+        moving = np.flatnonzero(rates)
+        between_them = rates[moving[0] : moving[-1]] if moving.size else []
+        if 0 in between_them:
+            zero = moving[0] + between_them.index(0)
+            said = f"a learning rate that falls to 0 in step {zero + 1} and rises again is meant"
+            yield said, int(optimizer.steps[zero])
 
 
 def _moved_on_in_vain(optimizer: OptimizerHistory, schedules: np.ndarray) -> int:
@@ -322,7 +330,7 @@ def _is_between_all(schedules: np.ndarray, window: list[int]) -> bool:
 
 def _rates(analysis: LedgerAnalysis, schedules: np.ndarray) -> list[float]:
     """Return the first group's learning rate after each of these events."""
-    every = [analysis.detail(event, "lr") for event in schedules.tolist()]
+    every = analysis.events.detail("lr", None)[schedules].tolist()
     return [number(rates[0]) for rates in every if isinstance(rates, list) and rates]
 
 

@@ -8,6 +8,7 @@ from itertools import permutations
 import numpy as np
 
 from accumviz.checks.analysis import (
+    Conditions,
     LedgerAnalysis,
     OptimizerHistory,
     between,
@@ -57,7 +58,8 @@ def _outside(analysis: LedgerAnalysis) -> dict[OptimizerHistory | None, list[int
     outside: dict[OptimizerHistory | None, list[int]] = {}
     for p in _unused(analysis):
         owner = next((o for o in analysis.every_optimizer if p in o.columns), None)
-        if not is_erased[p] or (in_vain and not owner):
+        nothing_steps = owner and not analysis.optimizers
+        if not is_erased[p] or nothing_steps or (in_vain and not owner):
             outside.setdefault(owner, []).append(p)
     return outside
 
@@ -107,9 +109,11 @@ def _unused(analysis: LedgerAnalysis) -> list[int]:
     if any(optimizer.is_fed_by_hand for optimizer in analysis.optimizers):
         return []  # these may be what its parameters are copies of
     stepping = {optimizer.optimizer for optimizer in analysis.optimizers}
+    # What is moved by hand needs no step, and a part of a script may be one without steps.
+    whole = analysis.ledger.meta.get("ended") == "exit" and not analysis.moved.any()
     unused = []
     for p, parameter in enumerate(analysis.parameters):
-        outside = stepping and not stepping.intersection(parameter.optimizers)
+        outside = (stepping or whole) and stepping.isdisjoint(parameter.optimizers)
         again = _AGAIN if parameter.optimizers else 1
         often = _rounds(analysis, p) > again
         if often and outside and not parameter.unsharded_of:
@@ -118,45 +122,51 @@ def _unused(analysis: LedgerAnalysis) -> list[int]:
 
 
 def _rounds(analysis: LedgerAnalysis, p: int) -> int:
-    """Count the windows, of whatever optimizer, in which a parameter gets a gradient."""
+    """Count the windows, of whatever optimizer, in which a parameter gets a gradient; its gradients if none steps."""
     born = np.flatnonzero(analysis.contributed[:, p])
-    return np.unique(np.searchsorted(analysis.at("step"), born)).size
+    steps = analysis.at("step")
+    return np.unique(np.searchsorted(steps, born)).size if steps.size else born.size
 
 
 # --- what has to be meant ---------------------------------------------------------------------
 
 
-def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
+def conditions(analysis: LedgerAnalysis) -> Conditions:
     """Say what has to be meant for a healthy loop to be so: what no step or no loss trains, and what several do."""
     is_erased = _is_erased(analysis)
     thrown_away = [p for p in _unused(analysis) if is_erased[p]]
     if thrown_away:
         names = _named(analysis, thrown_away)
-        yield f"no optimizer is meant to apply the gradients of {names}"
+        brought = np.flatnonzero(analysis.contributed[:, thrown_away[0]])
+        said = f"no optimizer is meant to apply the gradients of {names}"
+        yield said, int(brought[0])
     for optimizer in analysis.optimizers:
-        yield _unreached(optimizer)
-        yield _never_filled(optimizer)
+        for said in filter(None, _of_optimizer(optimizer)):
+            yield said, int(optimizer.steps[0])
     pairs = permutations(analysis.optimizers, 2)
     shared = [_shared_loss(one, other) for one, other in pairs]
-    yield max(shared, default="", key=bool)
+    yield from [condition for condition in shared if condition][:1]
 
 
-def _never_filled(optimizer: OptimizerHistory) -> str:
-    """Name an optimizer that steps again and again, and never has a gradient."""
-    if optimizer.windows or optimizer.steps.size < _AGAIN:
-        return ""
-    return f"{optimizer.name} is meant to step {optimizer.steps.size} times without a gradient"
-
-
-def _unreached(optimizer: OptimizerHistory) -> str:
-    """Name an optimizer's parameters that no backward reaches, beside others; empty where there are none."""
-    idle = _idle(optimizer)
+def _of_optimizer(optimizer: OptimizerHistory) -> Iterator[str]:
+    """Say what an optimizer steps on in vain: no gradient, an empty group, what is frozen or no loss reaches."""
+    name, steps = optimizer.name, optimizer.steps
+    if not steps.size:
+        return
     # What one rank lacks another one may have.
-    is_seen = optimizer.rank is None
-    if not idle or not is_seen or len(optimizer.windows) < _AGAIN:
-        return ""
-    names = _named(optimizer, idle)
-    return f"no loss is meant to reach {names}, which {optimizer.name} has"
+    if optimizer.rank is None and len(optimizer.windows) >= _AGAIN:
+        idle = _idle(optimizer)
+        frozen = [p for p in idle if not optimizer.parameters[p].requires_grad]
+        unreached = [p for p in idle if p not in frozen]
+        if unreached:
+            yield f"no loss is meant to reach {_named(optimizer, unreached)}, which {name} has"
+        if frozen:
+            yield f"{_named(optimizer, frozen)}, which {name} has, {'are' if frozen[1:] else 'is'} meant to be frozen"
+    if not optimizer.windows and steps.size >= _AGAIN:
+        yield f"{name} is meant to step {steps.size} times without a gradient"
+    empty = optimizer.detail(int(steps[0]), "empty_groups")
+    if empty:
+        yield f"a group of {name} without a parameter is meant"
 
 
 def _idle(optimizer: OptimizerHistory) -> list[int]:
@@ -168,26 +178,26 @@ def _idle(optimizer: OptimizerHistory) -> list[int]:
     idle = [
         p
         for p in optimizer.columns[~touched[optimizer.columns]].tolist()
-        if parameters[p].requires_grad and not parameters[p].unsharded_of
+        if not parameters[p].unsharded_of
     ]
     return idle if elsewhere.isdisjoint(optimizer.names(idle)) else []
 
 
-def _shared_loss(one: OptimizerHistory, other: OptimizerHistory) -> str:
-    """Name losses that two optimizers learn from, where one has several: opponents, or parts of one model.
-
-    Empty where there is none.
-    """
+def _shared_loss(
+    one: OptimizerHistory, other: OptimizerHistory
+) -> tuple[str, int] | None:
+    """Name losses that two optimizers learn from, where one has several: opponents, or parts of one model."""
     its = one.sites[one.read]
     theirs = np.unique(one.sites[other.read])
     # All that the other one learns from, of several.
     shared = theirs.size > 0 and np.isin(theirs, its).all()
     several = np.unique(its).size > 1
     if not (shared and several and _are_apart(one, other)):
-        return ""
+        return None
     backwards = one.read[np.isin(its, theirs)].tolist()
     trained = _losses_in_words(one, backwards)
-    return f"{trained} meant to train what {one.name} has, as well as what {other.name} has"
+    said = f"{trained} meant to train what {one.name} has, as well as what {other.name} has"
+    return said, backwards[0]
 
 
 def _losses_in_words(analysis: LedgerAnalysis, backwards: list[int]) -> str:

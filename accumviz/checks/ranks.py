@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from accumviz.checks.analysis import (
+    Conditions,
     LedgerAnalysis,
     OptimizerHistory,
     for_each_optimizer,
@@ -313,16 +314,20 @@ def _differ(windows: list[RankWindow]) -> bool:
 # --- what has to be meant ---------------------------------------------------------------------
 
 
-def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
+def conditions(analysis: LedgerAnalysis) -> Conditions:
     """Say what has to be meant for a rank to be healthy by itself."""
     if not number(analysis.ledger.meta.get("ranks")) > 1:
         return
     sharded = any(parameter.unsharded_of for parameter in analysis.parameters)
     for optimizer in analysis.optimizers:
-        if sharded and _clips_locally(optimizer):
-            yield "a clip by the norm of one rank's shards alone is meant"
         if not sharded and _shares_nothing(optimizer):
-            yield "ranks that share no gradients are meant"
+            step = next(iter(optimizer.windows))
+            yield "ranks that share no gradients are meant", optimizer.windows[step][0]
+            continue
+        for clip in optimizer.changing("clip").tolist() if sharded else ():
+            if _is_local(optimizer, clip):
+                said = "a clip by the norm of one rank's shards alone is meant"
+                yield said, clip
 
 
 def _shares_nothing(optimizer: OptimizerHistory) -> bool:
@@ -340,11 +345,6 @@ def _is_local(optimizer: OptimizerHistory, clip: int) -> bool:
     norm = float(np.linalg.norm(norms[np.isfinite(norms)]))
     local = math.isclose(total, norm, rel_tol=_SAME_NORM)
     return local and optimizer.clip_ratio(clip) < 1
-
-
-def _clips_locally(optimizer: OptimizerHistory) -> bool:
-    clips = optimizer.changing("clip").tolist()
-    return any(_is_local(optimizer, clip) for clip in clips)
 
 
 def conditions_of_ranks(ranks: Sequence[RankSummary]) -> Iterator[str]:

@@ -98,7 +98,7 @@ class Report(Displayed):
     `verdict` is `"findings"`, `"healthy"` or `"no verdict"`; `reason` says why there is none.
     `findings` come root causes first; notes among them leave a loop healthy. `unjudged` maps a rule
     to why it could not be judged, or not everywhere. `counts` says how much was looked at.
-    `condition` is what has to be meant for a healthy loop to be so: "a sum of 4 is meant in every step".
+    `condition` is what has to be meant for a healthy loop to be so: "a sum of 4 is meant in every step (train.py:31)".
     """
 
     findings: tuple[Finding, ...] = ()

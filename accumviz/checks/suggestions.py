@@ -294,7 +294,8 @@ def divided(event: Event, by: str) -> str:
     """
     label = event.label
     # What is divided already was to be divided by something else.
-    if not label or "/" in label or event.source.count(label) != 1:
+    divisible = label and "/" not in label and "backward(" in event.source
+    if not divisible or event.source.count(label) != 1:
         return ""
     before, after = event.source.split(label)
     enclosed = before.endswith("(") and after.startswith(")")
@@ -308,7 +309,7 @@ def divided(event: Event, by: str) -> str:
 def divided_by_another(event: Event, number: int, by: str) -> str:
     """Divide the loss by this, where it is divided by a number, or by what has a name, in the same line."""
     divisions = re.findall(rf"/ *({_NAME}|\d+)", event.source)
-    if len(divisions) != 1:
+    if len(divisions) != 1 or "backward(" not in event.source:
         return ""
     if divisions[0].isdigit() and int(divisions[0]) != number:
         return ""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 
 import numpy as np
 
 from accumviz.checks.analysis import (
+    Conditions,
     LedgerAnalysis,
     OptimizerHistory,
     for_each_optimizer,
@@ -200,18 +200,20 @@ def _kept(optimizer: OptimizerHistory, last: list[int]) -> Finding:
 # --- what has to be meant ---------------------------------------------------------------------
 
 
-def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
+def conditions(analysis: LedgerAnalysis) -> Conditions:
     """Say what has to be meant for a healthy loop to be so: sums and steps in 16 bits, which lose what is small."""
     for optimizer in analysis.optimizers:
         yield from _sums(optimizer)
-        _, left = _left_as_they_are(optimizer)
+        steps, left = _left_as_they_are(optimizer)
         if left > _MOST:
-            yield f"steps that leave {left:.0%} of the 16-bit weights as they are, bit for bit, are meant"
+            said = f"steps that leave {left:.0%} of the 16-bit weights as they are, bit for bit, are meant"
+            yield said, steps[0]
 
 
-def _sums(optimizer: OptimizerHistory) -> Iterator[str]:
+def _sums(optimizer: OptimizerHistory) -> Conditions:
     """Say of sums in 16 bits that they are meant: those of `.grad`, and those that FSDP keeps until it scatters."""
-    if all(len(used) < 2 for used in optimizer.windows.values()):
+    longest = max(optimizer.windows.values(), key=len, default=[])
+    if len(longest) < 2:
         return
     for p in optimizer.columns.tolist():
         parameter = optimizer.parameters[p]
@@ -221,4 +223,4 @@ def _sums(optimizer: OptimizerHistory) -> Iterator[str]:
         # What FSDP scatters after each backward is added up in the shards.
         if (optimizer.contributed[1:, p] & present).any():
             where = "FSDP's unsharded sums" if parameter.unsharded_of else "sums"
-            yield f"{where} in {parameter.dtype} are meant"
+            yield f"{where} in {parameter.dtype} are meant", longest[1]

@@ -8,11 +8,12 @@ it may be meant.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from accumviz.checks.analysis import (
+    Conditions,
     LedgerAnalysis,
     OptimizerHistory,
     WindowShare,
@@ -608,38 +609,55 @@ def _outgrow_one_divisor(sums: list[_StepSum], usual: int) -> bool:
 # --- what has to be meant ---------------------------------------------------------------------
 
 
-def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
+def conditions(analysis: LedgerAnalysis) -> Conditions:
     """Say what has to be meant for a healthy loop to be so: uneven weights, and sums that differ or are not 1."""
     for shares in analysis.objectives.values():
-        ratio = max(map(_ratio, _uneven(shares)), default=1.0)
-        if ratio > 1:
-            yield f"elements that weigh up to {ratio:.3g} times as much as others are meant"
-    yield from map(_differing_sums, analysis.optimizers)
+        worst = max(_uneven(shares), key=_ratio, default=None)
+        if worst is not None:
+            ratio = f"{_ratio(worst):.3g}"
+            said = (
+                f"elements that weigh up to {ratio} times as much as others are meant"
+            )
+            yield said, worst.backwards[0]
+    for optimizer in analysis.optimizers:
+        yield from _differing_sums(optimizer)
     for shares in analysis.objectives.values():
-        yield _constant_sum(analysis, _several(shares))
+        yield from _constant_sum(analysis, _several(shares))
+        yield from _factor_of_ranks(analysis, shares)
 
 
-def _differing_sums(optimizer: OptimizerHistory) -> str:
+def _differing_sums(optimizer: OptimizerHistory) -> Conditions:
     """Name the sums of an optimizer's steps, where they differ."""
     # The sums of several ranks may be whole together.
     of_ranks = number(optimizer.ledger.meta.get("ranks")) > 1
     sums = _sums(optimizer)
     means = all(share.mean for share in _shares(sums))
     if not _differ(sums) or (of_ranks and not means):
-        return ""
+        return
     totals = _totals(sums)
-    return f"sums of shares from {min(totals):.3g} to {max(totals):.3g} are meant"
+    said = f"sums of shares from {min(totals):.3g} to {max(totals):.3g} are meant"
+    yield said, sums[0].shares[0].backwards[0]
 
 
-def _constant_sum(analysis: LedgerAnalysis, shares: WindowShares) -> str:
+def _constant_sum(analysis: LedgerAnalysis, shares: WindowShares) -> Conditions:
     """Name the sum of each window's shares of a loss, where neither it nor that of all losses is 1."""
     if not _have_one_sum(shares) or _adds_up_with_others(shares[0]):
-        return ""
+        return
     share = shares[0]
-    if share.compares_samples:
-        return "each loss is meant to compare the samples of its whole window"
     of_loss = "" if share.alone else f" for {analysis.objective(share)}"
-    return f"a sum of {share.total:.3g} is meant in every step{of_loss}"
+    said = f"a sum of {share.total:.3g} is meant in every step{of_loss}"
+    if share.compares_samples:
+        said = "each loss is meant to compare the samples of its whole window"
+    yield said, share.backwards[0]
+
+
+def _factor_of_ranks(analysis: LedgerAnalysis, shares: WindowShares) -> Conditions:
+    """Name the factor of losses with a step each, where it is the number of ranks: their average divides by it."""
+    ranks = number(analysis.ledger.meta.get("ranks"))
+    single = not _several(shares) and _have_one_sum(shares)
+    if single and ranks > 1 and is_close(shares[0].total, ranks):
+        said = f"a loss that is multiplied by {ranks:g}, the number of ranks, is meant"
+        yield said, shares[0].backwards[0]
 
 
 def _have_one_sum(shares: WindowShares) -> bool:

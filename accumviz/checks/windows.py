@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from accumviz.checks.analysis import (
+    Conditions,
     LedgerAnalysis,
     OptimizerHistory,
     are_close,
@@ -206,23 +206,26 @@ def _is_whole(optimizer: OptimizerHistory, step: int) -> bool:
     return any(share.read and is_whole(share.weights) for share in shares)
 
 
-def conditions(analysis: LedgerAnalysis) -> Iterator[str]:
+def conditions(analysis: LedgerAnalysis) -> Conditions:
     """Say what has to be meant for a healthy loop to be so: that no step used what a zeroing erased."""
-    lost: set[int] = set().union(*map(_lost_to_all_steps, analysis.optimizers))
+    lost: dict[int, int] = {}
+    for optimizer in analysis.optimizers:
+        lost |= _lost_to_all_steps(optimizer)
     if lost:
         many = f"{len(lost)} micro-batch{'es' * (len(lost) > 1)}"
-        yield f"what {many} brought and a zeroing erased is meant to be thrown away"
+        said = f"what {many} brought and a zeroing erased is meant to be thrown away"
+        yield said, lost[min(lost)]
 
 
-def _lost_to_all_steps(optimizer: OptimizerHistory) -> set[int]:
-    """Return the backwards that were erased before an optimizer's steps, and used by no other."""
-    lost = set()
+def _lost_to_all_steps(optimizer: OptimizerHistory) -> dict[int, int]:
+    """Return the backwards that were erased before an optimizer's steps and used by no other, with their erasers."""
+    lost: dict[int, int] = {}
     for step, kept in optimizer.windows.items():
         losses = _lost_for_all(optimizer, step)
         # SAM erases what has said where to move the weights, and brings as much there.
         moved = optimizer.moved[kept[0]] and not optimizer.closures[kept[0]]
         if not moved or len(losses) > len(kept):
-            lost |= {loss.backward for loss in losses}
+            lost |= {loss.backward: loss.eraser for loss in losses}
     return lost
 
 
@@ -240,8 +243,10 @@ def tail_dropped(optimizer: OptimizerHistory) -> Findings:
         return
     lost = dropped[0]
     source = "loader" if optimizer.epochs else "loop"
+    # A run that ends after so many steps leaves a part of a window.
+    by_chance = len(lost) < optimizer.usual and not optimizer.ended(lost[-1])
     yield optimizer.finding(
-        "warning",
+        "note" if by_chance else "warning",
         lost[0],
         evidence={"backwards": lost, "lost in all": sum(map(len, dropped))},
         cause=(

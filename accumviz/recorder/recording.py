@@ -546,11 +546,16 @@ class Recording:
 
     def _describe_optimizer(self, optimizer: Any, frame: FrameType) -> Details:
         index = self._optimizers.meet(optimizer, frame)
-        return {
-            "lr": [group.get("lr") for group in optimizer.param_groups],
+        groups = optimizer.param_groups
+        details = {
+            "lr": [group.get("lr") for group in groups],
             "optimizer": self._optimizers.names[index],
             "optimizer_index": index,
         }
+        empty = sum(not group["params"] for group in groups)
+        if empty:
+            details["empty_groups"] = empty
+        return details
 
     def _site(self, frame: FrameType) -> CallSite:
         """The user's line; on the engine's thread, where there may be none, that of the backward."""
