@@ -8,6 +8,18 @@
   const found = /** @type {HTMLElement} */ (document.getElementById("search-results"));
   const count = /** @type {HTMLElement} */ (document.getElementById("search-count"));
 
+  /** What other texts call otherwise: each word of a line finds the others. */
+  const SAME = [
+    "micro-batch|microbatch|mini-batch|minibatch", "inplace|in-place", "warm-up|warmup",
+    "batchnorm|batch norm|batch-norm", "checkpoint|gradient checkpoint|activation checkpoint",
+    "float16|fp16|half precision", "bfloat16|bf16", "float32|fp32|32 bits", "rank|world size|number of gpus",
+    "zero_grad|zero grad|reset gradient|clear gradient", "retain_graph|retain graph",
+  ].map((line) => line.split("|"));
+  /** Words of a question that do not say what it is about. */
+  const EMPTY = new Set(("a an and any are at be between by can did difference do does for from has have how i if in " +
+    "is it its my need of on or our should so than that the then there this to use using vs was we what when where " +
+    "which why will with you").split(" "));
+
   /** A pattern for the places where one of the words begins. @param {string[]} words */
   function beginnings(words) {
     const escaped = words.map((word) => {
@@ -17,42 +29,59 @@
     return new RegExp(`(${escaped.join("|")})`, "giu");
   }
 
-  /** How often a word begins in the text and in the title of each section. @param {string} word */
-  function counted(word) {
-    const pattern = beginnings([word]);
+  /** A word without its ending: "clipping" and "clipped" find "clip". @param {string} word */
+  function stem(word) {
+    const bare = word.replace(/^([a-z]{4,}?)(?:(?<=([bdgmnprt]))\2)?(?:ations?|ating|ated?|ing|ed|er|es)$/, "$1");
+    return bare === word ? word.replace(/^([a-z]{2,}[^s])s$/, "$1") : bare;
+  }
+
+  /** What a question is about: for each thing, the words that stand for it. @param {string} question */
+  function things(question) {
+    let rest = question.toLowerCase();
+    const named = SAME.filter((words) => {
+      const before = rest;
+      rest = rest.replace(new RegExp(`${beginnings(words).source}\\p{L}*`, "giu"), " ");
+      return rest !== before;
+    });
+    const words = rest.split(/[\s()[\]"'`,.:;?!=]+/).filter(Boolean);
+    const telling = words.filter((word) => !EMPTY.has(word));
+    const kept = telling.length || named.length ? telling : words;
+    return [...named, ...[...new Set(kept.map(stem))].map((word) => [word])];
+  }
+
+  /** How often a thing is named in the text and in the title of each section. @param {string[]} words */
+  function counted(words) {
+    const pattern = beginnings(words);
     const times = (/** @type {string} */ text) => (text.match(pattern) || []).length;
     const counts = sections.map(({ title, text, shut }) => ({ text: times(text) + times(shut), title: times(title) }));
-    return { word, counts, spread: counts.filter(({ text, title }) => text + title).length };
+    const spread = counts.filter(({ text, title }) => text + title).length;
+    return { words, counts, spread, rarity: spread && Math.log(1 + sections.length / spread) };
   }
 
   /**
-   * The sections with all of the words, or, where there is none, with as many as possible; the one that is most about
-   * them first.
-   * @param {ReturnType<typeof counted>[]} words
+   * The sections that name any of the things, the one that is most about them first.
+   * @param {ReturnType<typeof counted>[]} sought
    */
-  function ranked(words) {
+  function ranked(sought) {
+    const sum = (/** @type {number[]} */ numbers) => numbers.reduce((total, number) => total + number, 0);
+    const all = sum(sought.map(({ rarity }) => rarity));
     const rated = sections.map((section, index) => {
       const length = 0.25 + (0.75 * (section.text.length + section.shut.length)) / typical;
-      let score = 0, matched = 0;
-      for (const { counts, spread } of words) {
+      const named = sought.filter(({ counts }) => counts[index].text + counts[index].title);
+      const score = sum(named.map(({ counts, rarity }) => {
         const { text, title } = counts[index];
-        if (!text && !title) continue;
-        matched += 1;
-        const rarity = Math.log(1 + sections.length / spread);
-        score += rarity * ((2.2 * text) / (text + 1.2 * length) + 4 * Math.min(title, 1));
-      }
-      return { section, matched, score: score * section.weight };
+        return rarity * ((2.2 * text) / (text + 1.2 * length) + 4 * Math.min(title, 1));
+      }));
+      const share = sum(named.map(({ rarity }) => rarity)) / all;
+      return { section, whole: named.length === sought.length, score: score * share * section.weight };
     });
-    const all = rated.some(({ matched }) => matched === words.length);
-    return rated
-      .filter(({ matched }) => (all ? matched === words.length : matched))
-      .sort((a, b) => b.matched - a.matched || b.score - a.score);
+    return rated.filter(({ score }) => score).sort((a, b) => b.score - a.score);
   }
 
-  /** The words that say what is sought: not "the", which is everywhere. @param {ReturnType<typeof counted>[]} words */
-  function telling(words) {
-    const rare = words.filter(({ spread }) => spread && spread < sections.length / 3);
-    return (rare.length ? rare : words).map(({ word }) => word);
+  /** The words to mark: not those that are everywhere. @param {ReturnType<typeof counted>[]} sought */
+  function telling(sought) {
+    const rare = sought.filter(({ spread }) => spread && spread < sections.length / 3);
+    return (rare.length ? rare : sought).flatMap(({ words }) => words.filter((word) => !/\s/.test(word)));
   }
 
   /** The text about the first of the words, these marked. @param {Section} section @param {string[]} words */
@@ -74,20 +103,19 @@
     return made;
   }
 
-  /** What the results are. @param {string} asked @param {number} count @param {boolean} all */
-  function summary(asked, count, all) {
-    if (!count) return `No section has “${asked}”. The beginning of a word finds more.`;
-    if (all) return `${count} section${count === 1 ? "" : "s"} with “${asked}”.`;
-    return `No section has all of “${asked}”. These have some of its words.`;
+  /** What the results are. @param {string} asked @param {number} count @param {boolean} some */
+  function summary(asked, count, some) {
+    if (count) return `${count} section${count === 1 ? "" : "s"} with “${asked}”.`;
+    return some ? `No section has all of “${asked}”. These have some of its words.` :
+      `No section has “${asked}”. The beginning of a word finds more.`;
   }
 
   function show() {
     const asked = (new URLSearchParams(location.search).get("q") || "").trim();
-    const words = [...new Set(asked.toLowerCase().split(/[\s()[\]"'`,;]+/).filter(Boolean))];
     const fields = /** @type {NodeListOf<HTMLInputElement>} */ (document.querySelectorAll("input[name=q]"));
     for (const field of fields) field.value = asked;
-    if (!words.length) return;
-    const sought = words.map(counted);
+    if (!asked) return;
+    const sought = things(asked).map(counted);
     const results = ranked(sought), marked = telling(sought);
     const list = element("ul", { class: "search" });
     for (const { section } of results.slice(0, 40)) {
@@ -98,7 +126,7 @@
       list.append(element("li", {}, link, ...where, element("p", {}, ...excerpt(section, marked))));
     }
     found.append(list);
-    count.textContent = summary(asked, results.length, results[0]?.matched === words.length);
+    count.textContent = summary(asked, results.filter(({ whole }) => whole).length, results.length > 0);
   }
   show();
 }

@@ -31,7 +31,7 @@ ANSWER = re.compile(r'<p class="av-recorded">.*?</p>(?:<table class="av-others">
 def spoken(node: nodes.Node, around: nodes.Node, shut: bool = False) -> Iterator[tuple[bool, str]]:
     """Yield the texts of a node, each with whether it is shut until a prediction is answered.
 
-    Sections, terms and descriptions inside are entries themselves, and left out.
+    Sections, symptoms, terms and descriptions inside are entries themselves, and left out.
     """
     asked = question(node)
     if asked is not None:
@@ -64,17 +64,19 @@ def plain(markup: str) -> str:
 
 
 def is_left_out(node: nodes.Node, around: nodes.Node) -> bool:
-    is_title = isinstance(node, nodes.title) and node.parent is around
+    is_first_cell = isinstance(around, nodes.row) and node is around[0]
+    is_title = is_first_cell or (isinstance(node, nodes.title) and node.parent is around)
     return is_title or isinstance(node, UNSAID) or is_entry(node)
 
 
 def is_entry(node: nodes.Node) -> bool:
-    return isinstance(node, nodes.section | nodes.definition_list_item | addnodes.desc) and bool(anchor(node))
+    is_kind = isinstance(node, nodes.section | nodes.row | nodes.definition_list_item | addnodes.desc)
+    return is_kind and bool(anchor(node))
 
 
 def anchor(node: nodes.Node) -> str:
-    """The id that an address names: of a section, of a term of the glossary, or of a described name."""
-    named = node if isinstance(node, nodes.section) else next(iter(node.children), None)
+    """The id that an address names: of a section, a symptom, a term of the glossary, or a described name."""
+    named = node if isinstance(node, nodes.section | nodes.row) else next(iter(node.children), None)
     ids = named.get("ids", []) if isinstance(named, nodes.Element) else []
     return ids[0] if ids else ""
 
@@ -93,7 +95,7 @@ def title(node: nodes.Element, numbers: dict[str, tuple[int, ...]]) -> str:
 
 
 def entries(doctree: nodes.document, address: str, numbers: dict[str, Any], weight: float) -> Iterator[dict[str, Any]]:
-    """Every section, term and described name of a page, as search.js reads them."""
+    """Every section, symptom, term and described name of a page, as search.js reads them."""
     page = ""
     for node in doctree.findall(nodes.Element):
         if not is_entry(node):
@@ -118,5 +120,14 @@ def write_index(app: Sphinx, exception: Exception | None) -> None:
     Path(app.outdir, INDEX).write_text(text, "utf-8")
 
 
+def name_symptoms(app: Sphinx, doctree: nodes.document) -> None:
+    """Give each symptom an id: a row has its own address, and is found by itself."""
+    for table in doctree.findall(nodes.table):
+        if "symptoms" in table["classes"]:
+            for row in next(table.findall(nodes.tbody)):
+                row["ids"] = [nodes.make_id(row[0].astext())]
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("doctree-read", name_symptoms)
     app.connect("build-finished", write_index, priority=600)  # after Sphinx has written its own

@@ -195,7 +195,9 @@ def test_without_its_division_the_opening_shows_a_loss_that_climbs(watch: Open, 
 def symptoms() -> list[str]:
     """The first column of the page of symptoms, as plain words."""
     text = (ROOT / "symptoms.md").read_text("utf-8")
-    return [re.sub(r"`+", "", row).strip() for row in re.findall(r"^\* - (?!What you see)(.*)", text, re.MULTILINE)]
+    return [
+        re.sub(r"`+", "", row).strip() for row in re.findall(r"^\* - (?!What you see|Question)(.*)", text, re.MULTILINE)
+    ]
 
 
 def test_search_leads_from_what_one_sees_to_its_symptom(watch: Open, address: Address) -> None:
