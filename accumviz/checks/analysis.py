@@ -45,9 +45,9 @@ def modal_length(lengths: Iterable[int]) -> int:
 
 
 def between(events: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Return the events that lie between two others."""
-    inside: np.ndarray = events[(events > start) & (events < stop)]
-    return inside
+    """Return the events, of some in their order, that lie between two others."""
+    first = events.searchsorted(start, side="right")
+    return events[first : events.searchsorted(stop)]
 
 
 class _Row(NamedTuple):
@@ -214,6 +214,8 @@ class LedgerAnalysis:
         self.parameters = ledger.parameters
         self.code = Code(ledger.sources)
         self.events = ledger.events
+        # Asked for once for each window: 100,000 events took 22 s without it.
+        self._places: dict[tuple[str, ...], np.ndarray] = {}
         self.shares = ledger.shares()
         self.contributed: Any = ledger.state & CONTRIBUTED > 0
         self.backward = self.events.where("kind", "backward")
@@ -235,7 +237,9 @@ class LedgerAnalysis:
 
     def at(self, *kinds: str) -> np.ndarray:
         """Return the events of these kinds."""
-        return np.flatnonzero(self.events.where("kind", *kinds))
+        if kinds not in self._places:
+            self._places[kinds] = np.flatnonzero(self.events.where("kind", *kinds))
+        return self._places[kinds]
 
     def detail(self, event: int, name: str) -> Any:
         """Return one entry of an event's details; None where it has none."""

@@ -115,8 +115,8 @@ def _unused(analysis: LedgerAnalysis) -> list[int]:
     for p, parameter in enumerate(analysis.parameters):
         outside = (stepping or whole) and stepping.isdisjoint(parameter.optimizers)
         again = _AGAIN if parameter.optimizers else 1
-        often = _rounds(analysis, p) > again
-        if often and outside and not parameter.unsharded_of:
+        is_candidate = outside and not parameter.unsharded_of
+        if is_candidate and _rounds(analysis, p) > again:
             unused.append(p)
     return unused
 

@@ -103,9 +103,10 @@ def _left_as_they_are(optimizer: OptimizerHistory) -> tuple[list[int], float]:
     unmoved = optimizer.events.detail("unmoved", math.nan)
     steps = []
     for step in optimizer.windows:
+        if not np.isfinite(unmoved[step]):
+            continue
         rates = optimizer.detail(step, "lr")
-        measured = isinstance(rates, list) and np.isfinite(unmoved[step])
-        if measured and all(number(rate) > 0 for rate in rates):
+        if isinstance(rates, list) and all(number(rate) > 0 for rate in rates):
             steps.append(step)
     left = float(np.median(unmoved[steps])) if len(steps) >= _RISING else 0.0
     return steps, left
