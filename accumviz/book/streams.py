@@ -26,7 +26,7 @@ _NOTE = (
 
 
 @dataclass(frozen=True)
-class Layout:
+class Positions:
     """Where the parts of the drawing are along the way from the weight to the loss, and across it.
 
     `stops` are the middles of a chip and a card by turns, from the weight on. `ends` are those of the first and of
@@ -83,7 +83,7 @@ class Layout:
         return f"C{' '.join(points)}"
 
 
-WIDE = Layout(
+WIDE = Positions(
     upright=False,
     size=(990, 284),
     lanes=(64, 220),
@@ -94,7 +94,7 @@ WIDE = Layout(
     bends=(140, 220, 840, 885),
     scale=1.8,
 )
-NARROW = Layout(
+NARROW = Positions(
     upright=True,
     size=(340, 548),
     lanes=(84, 256),
@@ -214,7 +214,7 @@ def _number(run: Run, name: str, tag: str = "span") -> str:
     return f'<{tag} data-number="{name}">{number(run[name])}</{tag}>'
 
 
-def _drawing(layout: Layout, run: Run) -> str:
+def _drawing(layout: Positions, run: Run) -> str:
     """Draw the paths of both samples, with a card for each result and a chip for each factor."""
     width, height = layout.size
     middle = layout.middle
@@ -233,7 +233,7 @@ def _drawing(layout: Layout, run: Run) -> str:
     )
 
 
-def _flowing(layout: Layout, run: Run, sample: str, lane: int) -> str:
+def _flowing(layout: Positions, run: Run, sample: str, lane: int) -> str:
     """Draw the streams of a sample: what arrives at each result, and what its last factor makes of it for `w`."""
     first = sample == SAMPLES[0]
     beside = f"part{SAMPLES[first]}"
@@ -252,7 +252,7 @@ def _flowing(layout: Layout, run: Run, sample: str, lane: int) -> str:
     return drawn
 
 
-def _boxes(layout: Layout, run: Run, sample: str, lane: int) -> str:
+def _boxes(layout: Positions, run: Run, sample: str, lane: int) -> str:
     """Draw the factors of a sample and its results, along its lane."""
     drawn = ""
     for i, (result, title, factor) in enumerate(_STATIONS):
@@ -272,7 +272,7 @@ def _boxes(layout: Layout, run: Run, sample: str, lane: int) -> str:
 
 
 def _card(
-    layout: Layout,
+    layout: Positions,
     run: Run,
     place: tuple[float, float],
     title: str,
@@ -286,7 +286,7 @@ def _card(
 
 
 def _box(
-    layout: Layout,
+    layout: Positions,
     place: tuple[float, float],
     size: tuple[int, int],
     lines: tuple[str, str],
