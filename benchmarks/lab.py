@@ -36,9 +36,6 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     lab = av.lab()
     took = time.process_time() - start
     weighs = _weighs(lab)
-    start = time.process_time()
-    players = av.lab(loop="gan")
-    took_players = time.process_time() - start
     with tempfile.TemporaryDirectory() as folder, chromium.opened() as browser:
         path = Path(folder) / "lab.html"
         lab.save(path)
@@ -50,8 +47,6 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     return [
         _row(f"record and judge {len(lab.known)} arrangements", took, "s"),
         _row("data of a lab, gzip", weighs, "KB", "<= 60", weighs <= 60),
-        _row(f"record and judge {len(players.known)} arrangements of two players", took_players, "s"),
-        _row("data of a lab of two players, gzip", _weighs(players), "KB", "<= 60", _weighs(players) <= 60),
         _row("a lab answers a change, median", median, "ms", "<= 50", median <= 50),
         _row("a lab answers a change, 19 of 20", late, "ms"),
     ]

@@ -12,23 +12,21 @@ import pytest
 
 import accumviz as av
 from accumviz.book.lab import Arrangement, Lab
-from accumviz.book.loops import INPUTS, LOOPS, Loop
+from accumviz.book.loops import ACCUMULATION, INPUTS
 from accumviz.views.payload import encode, ledger_data
 from tests.conftest import ROOT
 
 STARTS: list[dict[str, Any]] = [{}, {"sizes": "unequal", "divide": "samples"}, {"zero_grad": "nowhere"}]
-BOTH = [*((start, "accumulation") for start in STARTS), ({}, "gan"), ({"zero_d": "after", "first": "G"}, "gan")]
-of_both = pytest.mark.parametrize("name", LOOPS)
 
 
 @cache
-def shown(name: str, **start: Any) -> Lab:
-    return av.lab(start, loop=name)
+def shown(**start: Any) -> Lab:
+    return av.lab(start)
 
 
 @pytest.fixture(scope="module")
 def lab() -> Lab:
-    return shown("accumulation")
+    return shown()
 
 
 def choices(lab: Lab) -> Iterator[tuple[dict[str, Any], Arrangement]]:
@@ -144,58 +142,42 @@ class _Tensor:
 
 # What a person expects of one change, whatever the loop's text says; "" is healthy.
 ONE_CHANGE = {
-    "accumulation": {
-        ("zero_grad", "epoch"): "missing-zero-grad",
-        ("zero_grad", "micro-batch"): "zero-grad-inside-window",
-        ("zero_grad", "backward"): "zero-before-step",
-        ("zero_grad", "before"): "zero-before-step",
-        ("zero_grad", "nowhere"): "missing-zero-grad",
-        ("step", "micro-batch"): "",
-        ("step", "epoch"): "",
-        ("clip", "backward"): "clip-per-micro-batch",
-        ("clip", "step"): "",
-        ("divide", "K"): "partial-window-underscaled",
-        ("divide", "nothing"): "loss-not-divided",
-        ("divide", "samples"): "",
-        ("sizes", "unequal"): "token-mean-of-means",
-        ("tail", "carry"): "leftover-carried",
-        ("tail", "drop"): "tail-dropped",
-    },
-    "gan": {
-        ("zero_d", "round"): "",
-        ("zero_d", "micro-batch"): "zero-grad-inside-window",
-        ("zero_d", "after"): "gan-gradient-leak",
-        ("zero_d", "nowhere"): "missing-zero-grad",
-        ("zero_g", "round"): "",
-        ("zero_g", "micro-batch"): "zero-grad-inside-window",
-        ("zero_g", "after"): "",
-        ("zero_g", "nowhere"): "missing-zero-grad",
-        ("first", "G"): "",
-        ("freeze", "yes"): "",
-        ("divide", "nothing"): "loss-not-divided",
-    },
+    ("zero_grad", "epoch"): "missing-zero-grad",
+    ("zero_grad", "micro-batch"): "zero-grad-inside-window",
+    ("zero_grad", "backward"): "zero-before-step",
+    ("zero_grad", "before"): "zero-before-step",
+    ("zero_grad", "nowhere"): "missing-zero-grad",
+    ("step", "micro-batch"): "",
+    ("step", "epoch"): "",
+    ("clip", "backward"): "clip-per-micro-batch",
+    ("clip", "step"): "",
+    ("divide", "K"): "partial-window-underscaled",
+    ("divide", "nothing"): "loss-not-divided",
+    ("divide", "samples"): "",
+    ("sizes", "unequal"): "token-mean-of-means",
+    ("tail", "carry"): "leftover-carried",
+    ("tail", "drop"): "tail-dropped",
 }
 
 
-def changes(loop: Loop) -> set[tuple[str, str]]:
-    return {(axis.name, value) for axis in loop.axes for value in axis.values if value != loop.right[axis.name]}
+def changes() -> set[tuple[str, str]]:
+    right = ACCUMULATION.right
+    return {(axis.name, value) for axis in ACCUMULATION.axes for value in axis.values if value != right[axis.name]}
 
 
-@of_both
-def test_one_change_has_the_report_that_a_person_expects(name: str) -> None:
-    lab = shown(name)
-    assert changes(LOOPS[name]) == set(ONE_CHANGE[name])
-    for (axis, value), rule in ONE_CHANGE[name].items():
+def test_one_change_has_the_report_that_a_person_expects(lab: Lab) -> None:
+    assert changes() == set(ONE_CHANGE)
+    for (axis, value), rule in ONE_CHANGE.items():
         report = lab.check(**{axis: value})
         mistakes = {finding.rule for finding in report.findings if finding.severity != "note"}
         assert mistakes == ({rule} if rule else set()), (axis, value)
         assert report.healthy == (not rule)
-        assert name == "gan" or len(report.findings) == len(mistakes)
+        assert len(report.findings) == len(mistakes)
 
 
 @pytest.mark.parametrize("start", STARTS, ids=str)
 def test_each_arrangement_moves_the_weight_and_is_judged_as_worked_out_by_hand(start: dict[str, Any]) -> None:
-    for choice, made in choices(shown("accumulation", **start)):
+    for choice, made in choices(shown(**start)):
         hand = ByHand(made.text)
         assert made.report.healthy == hand.is_right, choice
         after = made.ledger.weights("w")[[event.index for event in made.ledger.of("step")], 0]
@@ -209,9 +191,7 @@ def test_each_arrangement_moves_the_weight_and_is_judged_as_worked_out_by_hand(s
             assert float(rows.share[~rows.erased].sum()) == pytest.approx(expected, rel=1e-3, abs=1e-6), choice
 
 
-@of_both
-def test_the_page_is_told_each_arrangement_whole(name: str) -> None:
-    lab = shown(name)
+def test_the_page_is_told_each_arrangement_whole(lab: Lab) -> None:
     told = json.loads(json.dumps(lab.content))
     names = list(told["parts"])
     for key, made in lab.recorded.items():
@@ -226,16 +206,15 @@ def test_the_page_is_told_each_arrangement_whole(name: str) -> None:
         assert [number for number, *_ in run["rows"] if number] == list(range(1, len(text) + 1))
 
 
-@pytest.mark.parametrize(("start", "name"), BOTH, ids=str)
-def test_what_travels_is_small(start: dict[str, Any], name: str) -> None:
-    made = shown(name, **start)
+@pytest.mark.parametrize("start", STARTS, ids=str)
+def test_what_travels_is_small(start: dict[str, Any]) -> None:
+    made = shown(**start)
     assert 50 <= len(made.recorded) <= 200
     assert len(gzip.compress(encode(made.content).encode())) <= 60 * 1024
 
 
-@of_both
-def test_each_line_has_its_places_and_stands_in_one_of_them(name: str) -> None:
-    loop: Loop = LOOPS[name]
+def test_each_line_has_its_places_and_stands_in_one_of_them() -> None:
+    loop = ACCUMULATION
     for choice in loop.near(loop.right):
         rows = list(loop.rows(choice))
         for axis in loop.axes:
@@ -247,11 +226,6 @@ def test_each_line_has_its_places_and_stands_in_one_of_them(name: str) -> None:
             standing = [row for row in mine if row.text]
             assert len(standing) == (choice[axis.name] != "nowhere"), choice
             assert all(row.text == axis.line for row in standing)
-        if name == "gan":
-            # Who begins has one place fewer: above its micro-batches is the top of the round.
-            begins = {"D": [3, 4], "G": [4, 3]}[choice["first"]]
-            assert [sum(row.role == role for row in rows) for role in ("zero_d", "zero_g")] == begins
-            continue
         places = {row.value for row in rows if row.role == "zero_grad"}
         assert len(places) == (4 if choice["step"] == "micro-batch" else 5)
 
@@ -281,7 +255,7 @@ def test_arrangements_are_had_by_name(lab: Lab) -> None:
 
 
 def test_the_text_alternative_has_the_code_the_shares_and_the_report() -> None:
-    text = shown("accumulation", divide="nothing")._repr_mimebundle_()["text/plain"]
+    text = shown(divide="nothing")._repr_mimebundle_()["text/plain"]
     for part in ("loss.backward()", "which add to 3.", "loss-not-divided"):
         assert part in text
     asked = av.lab({"divide": "nothing"}, task="repair")._repr_mimebundle_()["text/plain"]

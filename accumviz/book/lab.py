@@ -12,7 +12,7 @@ from typing import Any
 
 from accumviz import arguments
 from accumviz.book import weights
-from accumviz.book.loops import LOOPS, Axis, Choice, Loop, LoopLine
+from accumviz.book.loops import ACCUMULATION, Axis, Choice, Loop, LoopLine
 from accumviz.checks.report import Report
 from accumviz.ledger.ledger import Ledger
 from accumviz.show import Displayed, counted
@@ -56,25 +56,19 @@ class Arrangement:
 def lab(
     start: Mapping[str, Any] | None = None,
     *,
-    loop: str = "accumulation",
     task: str = "",
 ) -> Lab:
     """Let the reader rearrange a training loop and see what follows: recorded, every arrangement of it.
 
-    `start` says how the loop that is shown first differs from the right one. Of `"accumulation"`, one
-    weight and micro-batches: `zero_grad` ("epoch", "micro-batch", "backward", "before", "after" the
-    step, or "nowhere"), `step` ("micro-batch", "window", "epoch"), `clip` ("backward", "step",
-    "nowhere"), `divide` ("window", "K", "nothing", "samples"), `sizes` ("equal", "unequal") and
-    `tail` ("step", "carry", "drop").
-
-    Of `"gan"`, a discriminator and a generator of one weight each: `zero_d` and `zero_g` ("round",
-    "window", "micro-batch", "after" the player's step, or "nowhere"), `first` ("D", "G"), `freeze`
-    ("no", "yes": the discriminator, while the generator trains) and `divide` ("K", "nothing").
+    `start` says how the loop that is shown first differs from the right one: `zero_grad` ("epoch",
+    "micro-batch", "backward", "before", "after" the step, or "nowhere"), `step` ("micro-batch",
+    "window", "epoch"), `clip` ("backward", "step", "nowhere"), `divide` ("window", "K", "nothing",
+    "samples"), `sizes` ("equal", "unequal") and `tail` ("step", "carry", "drop").
 
     Recorded are the start and every loop that differs from it in one of these or in two.
     With `task="repair"` the start has a mistake, and the reader learns when nothing is left of it.
 
-    Raises `ValueError` for a loop or a start that is none, and for a repair of a loop that is right.
+    Raises `ValueError` for a start that is none, and for a repair of a loop that is right.
 
     >>> import accumviz as av
     >>> shown = av.lab()
@@ -82,15 +76,11 @@ def lab(
     Lab: 105 arrangements of a loop...
     >>> shown.check(zero_grad="nowhere").findings[0].rule
     'missing-zero-grad'
-    >>> av.lab(loop="gan").check(zero_d="after").findings[0].rule
-    'gan-gradient-leak'
     """
     if task not in ("", "repair"):
         raise ValueError(f"task={task!r:.80}; expected 'repair', or nothing")
-    if loop not in LOOPS:
-        raise ValueError(f"loop={loop!r:.80}; expected one of {', '.join(LOOPS)}")
     arguments.mapping("start", start, "{'step': 'epoch'}")
-    kind = LOOPS[loop]
+    kind = ACCUMULATION
     first = kind.complete(start)
     recorded: dict[tuple[str, ...], Arrangement] = {}
     different: dict[tuple[LoopLine, ...], Arrangement] = {}

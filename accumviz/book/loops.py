@@ -1,4 +1,4 @@
-"""Loops whose lines can be moved, as a lab needs them: one that accumulates over windows, and one of two players."""
+"""The loop whose lines can be moved, as a lab needs it: one weight, and gradients that are accumulated over windows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Loop:
     right: Choice
     rows: Callable[[Choice], Iterable[LoopLine]]
     begin: Callable[[], tuple[Any, dict[str, Any]]]
-    loss: Callable[[float], float] | None = None
+    loss: Callable[[float], float]
 
     def complete(self, start: Mapping[str, Any] | None) -> dict[str, str]:
         """Return a value for each choice, from what differs from the right loop.
@@ -250,98 +250,6 @@ def _loss(w: float) -> float:
     return sum(miss * miss for miss in misses) / len(misses)
 
 
-# --- two players: a discriminator and a generator, of one weight each -----------------------------
-
-_PLACES = {
-    "round": "at the top of the round",
-    "window": "above its own micro-batches",
-    "micro-batch": "first in each of its micro-batches",
-    "after": "below its step",
-    NOWHERE: "nowhere",
-}
-_PLAYERS_ZERO = {
-    "D": Axis("zero_d", "d_opt.zero_grad", _PLACES, "d_opt.zero_grad()"),
-    "G": Axis("zero_g", "g_opt.zero_grad", _PLACES, "g_opt.zero_grad()"),
-}
-_PLAYERS_AXES = (
-    *_PLAYERS_ZERO.values(),
-    Axis("first", "who begins", {"D": "the discriminator", "G": "the generator"}),
-    Axis("freeze", "D is frozen while G trains", {"no": "no", "yes": "yes"}),
-    Axis("divide", "each loss is divided by", {"K": "K", "nothing": "nothing"}),
+ACCUMULATION = Loop(
+    (_ZERO, _STEP, _CLIP, _DIVIDE, _BATCHES, _TAIL), _RIGHT, _rows, _begin, _loss
 )
-_PLAYERS_RIGHT = {
-    "zero_d": "window",
-    "zero_g": "window",
-    "first": "D",
-    "freeze": "no",
-    "divide": "K",
-}
-
-
-def _players_rows(choice: Choice) -> Iterator[LoopLine]:
-    """Yield the loop from top to bottom, lines and places."""
-    first = choice["first"]
-    second = "G" if first == "D" else "D"
-    zero_first = _PLAYERS_ZERO[first]
-    zero_second = _PLAYERS_ZERO[second]
-    # For the player who begins, the top of the round is above its micro-batches, too.
-    top = "round" if choice[zero_first.name] == "round" else "window"
-    yield LoopLine(0, "K = 2")
-    yield LoopLine(0, "for a_round in range(3):")
-    yield zero_second.at(choice, "round", 1)
-    yield zero_first.at(choice, top, 1)
-    yield from _turn(choice, first)
-    yield zero_second.at(choice, "window", 1)
-    yield from _turn(choice, second)
-
-
-def _turn(choice: Choice, player: str) -> Iterator[LoopLine]:
-    """Yield one player's micro-batches, and its step."""
-    zero = _PLAYERS_ZERO[player]
-    losses = _discriminator if player == "D" else _generator
-    by = " / K" if choice["divide"] == "K" else ""
-    yield LoopLine(1, "for _ in range(K):", "first")
-    yield zero.at(choice, "micro-batch", 2)
-    yield from losses(choice, by)
-    yield LoopLine(1, f"{player.lower()}_opt.step()")
-    yield zero.at(choice, "after", 1)
-
-
-def _discriminator(_: Choice, by: str) -> Iterator[LoopLine]:
-    yield LoopLine(2, f"real_loss = (1 - d * real).square().mean(){by}", "divide")
-    yield LoopLine(2, "real_loss.backward()")
-    yield LoopLine(2, "fake = (g * noise).detach()")
-    yield LoopLine(2, f"fake_loss = (d * fake).square().mean(){by}", "divide")
-    yield LoopLine(2, "fake_loss.backward()")
-
-
-def _generator(choice: Choice, by: str) -> Iterator[LoopLine]:
-    is_frozen = choice["freeze"] == "yes"
-    if is_frozen:
-        yield LoopLine(2, "d.requires_grad_(False)", "freeze")
-    yield LoopLine(2, f"g_loss = (1 - d * (g * noise)).square().mean(){by}", "divide")
-    yield LoopLine(2, "g_loss.backward()")
-    if is_frozen:
-        yield LoopLine(2, "d.requires_grad_(True)", "freeze")
-
-
-def _begin_players() -> tuple[Any, dict[str, Any]]:
-    import torch
-
-    import accumviz as av
-
-    g = torch.tensor([1.0], requires_grad=True)
-    d = torch.tensor([0.25], requires_grad=True)
-    g_opt = torch.optim.SGD([g], lr=0.1)
-    d_opt = torch.optim.SGD([d], lr=0.1)
-    recording = av.record({"g": g, "d": d}, g_opt, d_opt, sources=True, memory=False)
-    names = {"g": g, "d": d, "g_opt": g_opt, "d_opt": d_opt, "noise": 1.0, "real": 2.0}
-    return recording, names
-
-
-LOOPS = {
-    "accumulation": Loop(
-        (_ZERO, _STEP, _CLIP, _DIVIDE, _BATCHES, _TAIL), _RIGHT, _rows, _begin, _loss
-    ),
-    "gan": Loop(_PLAYERS_AXES, _PLAYERS_RIGHT, _players_rows, _begin_players),
-}

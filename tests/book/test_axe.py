@@ -69,15 +69,6 @@ def test_axe_finds_nothing_on_a_loop_lab_with_a_line_in_hand(mode: str, watch: O
     assert violations(watched) == []
 
 
-def test_axe_finds_nothing_on_a_lab_of_two_players(mode: str, watch: Open, tmp_path: Path) -> None:
-    lab({"zero_d": "after"}, loop="gan", task="repair").save(tmp_path / "lab.html")
-    watched = watch(mode, reduced_motion="reduce")
-    page = watched.page
-    page.goto((tmp_path / "lab.html").as_uri())
-    page.get_by_role("button", name="d_opt.zero_grad(), ").click()
-    assert violations(watched) == []
-
-
 ASKED = [
     predict("What is `w.grad`?", (ONE, 0, "w"), because={2: "The sign."}, hint="It falls.", why="1 − 3.", reveal=ONE),
     predict("When is it `None`?", "before", choices=["before", "after"], because={"after": "Then it is there."}),

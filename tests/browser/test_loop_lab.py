@@ -20,13 +20,11 @@ from tests.browser.written import written
 Open = Callable[..., Any]
 Show = Callable[..., Any]
 ZERO, STEP, CLIP = "optimizer.zero_grad()", "optimizer.step()", "nn.utils.clip_grad_norm_(w, 4)"
-ZERO_G = "g_opt.zero_grad()"
-of_both = pytest.mark.parametrize("loop", ["accumulation", "gan"])
 
 
 @cache
-def made(start: tuple[tuple[str, Any], ...] = (), task: str = "", loop: str = "accumulation") -> Lab:
-    return av.lab(dict(start), task=task, loop=loop)
+def made(start: tuple[tuple[str, Any], ...] = (), task: str = "") -> Lab:
+    return av.lab(dict(start), task=task)
 
 
 class Bench:
@@ -97,11 +95,10 @@ def test_a_mouse_drags_a_line_to_another_place_and_everything_follows(show: Show
     assert (watched.foreign, watched.complaints) == ([], [])
 
 
-@of_both
-def test_a_lab_stands_where_its_report_points_and_a_healthy_one_at_its_first_step(show: Show, loop: str) -> None:
-    wrong = (("divide", "nothing"),) if loop == "accumulation" else (("zero_d", "after"),)
+def test_a_lab_stands_where_its_report_points_and_a_healthy_one_at_its_first_step(show: Show) -> None:
+    wrong = (("divide", "nothing"),)
     for start, findings in (((), False), (wrong, True)):
-        lab = made(start, loop=loop)
+        lab = made(start)
         bench, report = show(lab).bench, lab.check()
         first = report.findings[0].event if report.findings else lab.run().of("step")[0].index
         assert bool(report.findings) == findings
@@ -226,14 +223,13 @@ def test_choices_follow_and_go_back_to_the_start_and_a_third_takes_the_oldest_ba
     assert bench.root.get_by_role("radio", name="unequal", exact=True).is_checked()
 
 
-@of_both
-def test_the_code_is_indented_and_nothing_is_cut(show: Show, loop: str) -> None:
-    bench = show(made(loop=loop), mode="dark").bench
+def test_the_code_is_indented_and_nothing_is_cut(show: Show) -> None:
+    bench = show(made(), mode="dark").bench
     for width in (1000, 700, 375):
         bench.page.set_viewport_size({"width": width, "height": 900})
         for zero in ("", "ArrowUp"):
             if zero:
-                bench.grip(ZERO if loop == "accumulation" else ZERO_G).focus()
+                bench.grip(ZERO).focus()
                 bench.page.keyboard.press(zero)
             wide = bench.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
             assert wide[0] <= wide[1]
