@@ -88,23 +88,3 @@ export interface StreamsData {
   start: number[];
   rows: number[][];
 }
-
-/** One step: of each moment its operation, its phase, its micro-batch (0: none), and the bytes of each kind. */
-export interface PeaksRun {
-  names: string[];
-  phases: string[];
-  operation: number[];
-  phase: number[];
-  part: number[];
-  alive: number[][];
-  label: number;
-}
-
-/** What the picture of memory is told: runs without checkpoints and with them, by K. */
-export interface PeaksData {
-  kinds: string[];
-  ks: number[];
-  top: number;
-  gpu: number;
-  runs: PeaksRun[][];
-}
