@@ -29,7 +29,7 @@ def test_a_first_visit_is_light_still_and_soon_ready(page_name: str, browser: Br
         assert any(worked / pace(browser) <= READY for worked in itertools.chain([found.worked], again))
 
 
-@pytest.mark.parametrize("chapter", ["03_accumulation", "11_your_own"])
+@pytest.mark.parametrize("chapter", ["11_your_own"])
 def test_a_walk_along_a_graph_of_a_full_page_fits_into_its_frames(
     chapter: str, browser: Browser, address: Address
 ) -> None:
