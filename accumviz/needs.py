@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from importlib.util import find_spec
 
 # The oldest torch that is recorded as newer ones are.
@@ -33,19 +34,25 @@ def explained(missing: ModuleNotFoundError, what: str) -> ImportError:
 
 def check_torch() -> None:
     """Raise `ImportError` for a torch that would be recorded wrongly, though without any sign of it."""
-    from importlib import metadata  # takes longer than all the rest of the package
-
-    if not find_spec("torch"):
-        return  # whatever needs it will say so
-    try:
-        version = metadata.version("torch")
-    except metadata.PackageNotFoundError:  # built from source, and never installed
-        return
+    version = _version()
     numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
-    if numbers < TORCH:
+    if numbers and numbers < TORCH:
         needed = ".".join(map(str, TORCH))
         raise ImportError(
             f"recording needs torch {needed} or newer, and this is torch {version}, on which a loss divided by "
             f"K would be recorded as undivided. Install one (pip install 'torch>={needed}'); ledgers that exist "
             "can be loaded and shown with any torch"
         )
+
+
+def _version() -> str:
+    """Return the version of torch: the imported one's, or the one that is installed; "" for none."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return str(torch.__version__)
+    from importlib import metadata  # takes longer than all the rest of the package
+
+    try:
+        return metadata.version("torch") if find_spec("torch") else ""
+    except metadata.PackageNotFoundError:  # built from source, and never installed
+        return ""
