@@ -80,20 +80,19 @@ def lab(
     if task not in ("", "repair"):
         raise ValueError(f"task={task!r:.80}; expected 'repair', or nothing")
     arguments.mapping("start", start, "{'step': 'epoch'}")
-    kind = ACCUMULATION
-    first = kind.complete(start)
+    first = ACCUMULATION.complete(start)
     recorded: dict[tuple[str, ...], Arrangement] = {}
     different: dict[tuple[LoopLine, ...], Arrangement] = {}
-    for choice in kind.near(first):
-        rows = tuple(kind.rows(choice))
+    for choice in ACCUMULATION.near(first):
+        rows = tuple(ACCUMULATION.rows(choice))
         if rows not in different:
-            different[rows] = _arrange(kind, rows)
+            different[rows] = _arrange(ACCUMULATION, rows)
         recorded[tuple(choice.values())] = different[rows]
         if task and choice == first and different[rows].right:
             raise ValueError(
                 f"the start {dict(start or {})} is healthy; expected one with a mistake to repair"
             )
-    return Lab(kind, first, recorded, task)
+    return Lab(ACCUMULATION, first, recorded, task)
 
 
 def _arrange(loop: Loop, rows: Sequence[LoopLine]) -> Arrangement:

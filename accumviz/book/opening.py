@@ -10,9 +10,8 @@ from typing import Any
 from accumviz.book import weights
 from accumviz.ledger.ledger import Ledger, recorded
 from accumviz.show import Displayed, table
-from accumviz.views import style
-from accumviz.views.payload import encode, identity, listing
-from accumviz.views.player import fragment
+from accumviz.views.payload import listing
+from accumviz.views.player import picture
 from accumviz.views.style import number
 
 # The ways to take a step: all samples at once, or in pieces, with the division and without it.
@@ -103,15 +102,10 @@ class Opening(Displayed):
 
     def to_html(self) -> str:
         """Return a fragment of HTML that needs nothing else; without scripts, the words and a table remain."""
-        content = self.content
-        css = style.CSS + style.static("opening.css", __file__)
-        script = style.static("opening.js", __file__)
         text = (
             f'<div class="av-words"><p>{" ".join(self.words)}</p>{self._table()}</div>'
         )
-        page = fragment(
-            "opening", identity(content), text, encode(content), [css], script
-        )
+        page = picture("opening", self.content, text, __file__)
         if self.more is None:
             return page
         return (

@@ -8,8 +8,7 @@ from typing import Any
 
 from accumviz.show import Displayed, escape, plural, table
 from accumviz.views import style
-from accumviz.views.payload import encode, identity
-from accumviz.views.player import fragment
+from accumviz.views.player import picture
 
 # What happened, of which micro-batch, layer or bucket, and when, in seconds of a clock that all ranks share.
 Note = tuple[str, int, float]
@@ -235,8 +234,6 @@ class Overlap(Displayed):
 
     def to_html(self) -> str:
         """Return a fragment of HTML that needs nothing else; without scripts a still picture and a table remain."""
-        content = self.content
-        sheets = [style.CSS, style.static("overlap.css", __file__)]
         keys = ""
         for look, text in _LEGEND:
             swatches = (
@@ -245,10 +242,7 @@ class Overlap(Displayed):
             keys += f"<span>{swatches} {escape(text)}</span>"
         below = f'<p class="av-legend">{keys}</p>'
         text = f'<div class="av-words">{self._still()}<p>{" ".join(self.words)}</p>{self._table()}</div>{below}'
-        script = style.static("overlap.js", __file__)
-        return fragment(
-            "overlap", identity(content), text, encode(content), sheets, script
-        )
+        return picture("overlap", self.content, text, __file__)
 
     def _still(self) -> str:
         """Return the setting at the start as a picture without a script."""

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from accumviz.show import Displayed, table
-from accumviz.views import style
-from accumviz.views.payload import encode, identity, plain
-from accumviz.views.player import fragment
+from accumviz.views.payload import plain
+from accumviz.views.player import picture
 from accumviz.views.style import number
 
 # What one run says, by name: values, gradients (`.grad`), what each sample brings to the weight (`part`), and the
@@ -29,8 +28,9 @@ _NOTE = (
 class Positions:
     """Where the parts of the drawing are along the way from the weight to the loss, and across it.
 
-    `stops` are the middles of a chip and a card by turns, from the weight on. `ends` are those of the first and of
-    the last card, and `bends` where the paths of the samples part and meet. A unit of gradient is `scale` wide.
+    `stops` are the middles of the boxes on a lane, from the weight on: a chip, a card, a chip, and so on. `ends` are
+    the middles of the weight's card and the loss's. The paths part and meet at `bends`. A gradient of 1 is `scale`
+    wide.
     """
 
     upright: bool
@@ -151,15 +151,10 @@ class Streams(Displayed):
 
     def to_html(self) -> str:
         """Return a fragment of HTML that needs nothing else; without scripts, the picture stands, and a table."""
-        content = self.content
         run = self.runs[self.start]
         pictures = "".join(_drawing(layout, run) for layout in (WIDE, NARROW))
         text = f'<p class="av-note">{_NOTE}</p>{pictures}{self._sum()}<div class="av-words">{self._table()}</div>'
-        css = style.CSS + style.static("streams.css", __file__)
-        script = style.static("streams.js", __file__)
-        return fragment(
-            "streams", identity(content), text, encode(content), [css], script
-        )
+        return picture("streams", self.content, text, __file__)
 
     def _sum(self) -> str:
         run = self.runs[self.start]

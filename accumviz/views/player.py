@@ -342,3 +342,15 @@ def fragment(
         f'<div class="accumviz av-{kind}" data-accumviz-{kind}="{name}" data-v="{FORMAT}">{styles}\n{text}'
         f'<script type="application/json">{data}</script></div>\n<script type="module">{script}</script>'
     )
+
+
+def picture(
+    kind: str,
+    content: Any,
+    text: str,
+    beside: str,
+) -> str:
+    """Return the fragment of a view whose sheet and script have its name, in the folder beside a module."""
+    sheets = [style.CSS, style.static(f"{kind}.css", beside)]
+    script = style.static(f"{kind}.js", beside)
+    return fragment(kind, identity(content), text, encode(content), sheets, script)
