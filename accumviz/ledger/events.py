@@ -103,8 +103,7 @@ class Event:
     and why, where that cannot be read (`unknown`, else empty). Where hooks of your own changed
     the gradients of all parameters that a backward reached, `by_hook` is NaN; an edit that a hook
     made before a step says so (`by`); where one on a tensor between the loss and the parameters changed
-    the gradient, the backward holds `between`. Where another thread trains the parameters, too, a backward is
-    `overlapped`: what became of what it brought is not known. Where ranks reduce in
+    the gradient, the backward holds `between`. Where ranks reduce in
     a way that is not known (in your own lines, by a comm hook, between groups of ranks), `reduction` is empty.
 
     `loss` is the value backward started from (NaN if it was not one number), `scale` the

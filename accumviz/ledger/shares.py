@@ -37,12 +37,11 @@ _REASONS = (
     "it was erased in some parameters and used in others",
     "the gradient scaler had scaled it, and it was not unscaled by the same factor before the step",
     "hooks of your own changed gradients on their way into .grad",
-    "another thread changed the same .grad while it ran",
     "over how many elements it sums was not recorded",
     "a hook on a tensor between the loss and the parameters changed the gradient",
     "its backward has several losses, and which of them reach this optimizer is not recorded",
 )
-_CLOSURE, _PARTLY, _SCALED, _HOOKED, _OVERLAPPED, _UNCOUNTED, _BETWEEN, _AMONG = range(
+_CLOSURE, _PARTLY, _SCALED, _HOOKED, _UNCOUNTED, _BETWEEN, _AMONG = range(
     len(UNREAD), len(_REASONS)
 )
 
@@ -354,11 +353,10 @@ def _followed(
     events = flow.events
     backward = passage.backward[which]
     happened = passage.until(which, step)
-    overlapped = events.detail("overlapped", default=False)[backward]
     # How many backwards before an event had their gradients changed by hooks: with them goes what is in `.grad`.
     hooked = np.cumsum([0, *events.has("by_hook")])
     # What was erased may be in what was put there by hand.
-    erased = lost & (happened.reason != BY_HAND) & ~overlapped
+    erased = lost & (happened.reason != BY_HAND)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         scale = events.detail("amp_scale", 1.0)[backward] * happened.unscaled
         still_scaled = np.abs(np.log(scale)) > SAME_IN_HALF
@@ -367,8 +365,8 @@ def _followed(
     between = events.detail("between", default=False)[backward]
     gone = happened.reason > 0
     reason = np.select(
-        [erased, in_closure, gone, still_scaled, changed_by_hooks, overlapped, between],
-        [0, _CLOSURE, happened.reason, _SCALED, _HOOKED, _OVERLAPPED, _BETWEEN],
+        [erased, in_closure, gone, still_scaled, changed_by_hooks, between],
+        [0, _CLOSURE, happened.reason, _SCALED, _HOOKED, _BETWEEN],
     )
     return _Readings(
         step,

@@ -11,13 +11,12 @@ of the operation that made the gradient. A recording follows the thread of its f
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from functools import partial
 from math import prod
 from threading import get_ident
-from typing import Any
+from typing import Any, NoReturn
 from weakref import ref
 
 import torch
@@ -44,9 +43,9 @@ BULK, BULK_ON_DEVICE = 1 << 20, 16 << 20
 _STRIDED = torch.strided
 _current_task = torch._C._current_graph_task_id
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-THREADS = (
-    "another thread trains recorded parameters, too: what it does is not recorded, "
-    "and no share is known"
+_THREADS = (
+    "another thread trains recorded parameters, too, and torch lets no thread read "
+    "a .grad while another writes it"
 )
 
 
@@ -85,12 +84,10 @@ class Gradients:
         self.taken: set[int] = set()
         on_device = any(device.type != "cpu" for device in self.devices())
         self.bulk = BULK_ON_DEVICE if on_device else BULK
-        # The thread that is followed, once a backward of it has reached a leaf; how many others call backward now, and
-        # whether they have reached a leaf.
+        # The thread that is followed, once a backward of it has reached a leaf; and how many others call backward now.
         self.thread: int | None = None
         self._is_reached = False
-        self.others, self.disturbed = 0, False
-        self.lock = threading.RLock()
+        self.others = 0
         self.present = bytearray(len(self.tensors))
         weights = [leaf for leaf in self.tensors if isinstance(leaf, Tensor)]
         self._ends = [*weights[:1], *weights[-1:]]
@@ -174,6 +171,11 @@ class Gradients:
             return running
         return None if self.others or _current_task() == -1 else running
 
+    def leave_to_others(self) -> NoReturn:
+        """Read no `.grad` any more, because another thread is about to write one: the recording stops."""
+        self.running = None
+        raise RuntimeError(_THREADS)
+
     def read_held(self, running: Backward, stream: int | None = None) -> None:
         """Read the contributions that are held, or only those made on this stream, and let go of them."""
         grads: Tensors = {}
@@ -210,7 +212,7 @@ class Gradients:
 
     def settle(self, running: Backward) -> None:
         """Read what has reached leaves so far, and their `.grad`, while it is there to be read."""
-        with self.lock:
+        with patches.reading:
             fresh = [i for i in running.reached if i not in running.settled]
             running.settled |= dict.fromkeys(fresh, self.events())
             running.by_hook |= self.rewritable.intersection(self.update(fresh))
@@ -220,14 +222,15 @@ class Gradients:
 
     def accumulated(self, i: int) -> None:
         """Read what a backward has made of a leaf's `.grad`, before a library changes it or takes it away."""
-        running = self.running_here()
-        if running is None:
-            return
-        if i in self.rewritable:
-            running.by_hook.add(i)
-        self.read_grads(running, [i])
-        running.settled.setdefault(i, self.events())
-        self.update([i])
+        with patches.reading:
+            running = self.running_here()
+            if running is None:
+                return
+            if i in self.rewritable:
+                running.by_hook.add(i)
+            self.read_grads(running, [i])
+            running.settled.setdefault(i, self.events())
+            self.update([i])
 
     def finish(self, running: Backward) -> None:
         """Give a backward that is over its numbers, and say which leaves it has reached and changed."""
@@ -255,8 +258,6 @@ class Gradients:
         self.read_grads(running, sorted(unread.difference(arrived)))
         if reached and running.by_hook.issuperset(reached):
             running.details["by_hook"] = math.nan
-        if self.disturbed:
-            running.details["overlapped"] = True
 
     # --- what `.grad` is -----------------------------------------------------------------------
 
@@ -494,12 +495,15 @@ def _comes(
 def _is_added(here: Here, i: int, leaf: Tensor) -> None:
     """Note what autograd has made of a `.grad`, before the user's hooks see it: they change what differs later."""
     gradients = here()
-    running = None if gradients is None else gradients.running
-    if gradients is None or running is None or i in gradients.taken:
+    if gradients is None:
         return
-    if running.state[i] == UNKNOWN:
-        running.by_hook.add(i)  # a part, perhaps of what was changed
-    gradients.update([i])
+    with patches.reading:
+        running = gradients.running
+        if running is None or i in gradients.taken:
+            return
+        if running.state[i] == UNKNOWN:
+            running.by_hook.add(i)  # a part, perhaps of what was changed
+        gradients.update([i])
 
 
 def _arrives(
@@ -513,14 +517,13 @@ def _arrives(
     # `torch.autograd.grad` writes no `.grad`.
     if gradients is None or grad is None or thread in patches.differentiating:
         return
-    running = gradients.running
     try:
-        if gradients.others and (running is None or thread != running.thread):
-            gradients.disturbed = True
+        with patches.reading:
+            running = gradients.running
+            ours = running is not None and thread == running.thread
+            if gradients.others and not ours:
+                gradients.leave_to_others()
             if running is not None:
-                running.state[i] = UNKNOWN
-        elif running is not None:
-            with gradients.lock:
                 _note(gradients, running, i, size, grad)
     except Exception as failure:
         # A hook that raises would end the user's backward.

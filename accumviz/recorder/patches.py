@@ -57,6 +57,9 @@ scalers: weakref.WeakSet[Any] = weakref.WeakSet()
 # wrapped our wrappers and keep them for ever; those of an earlier session stay silent.
 session: object = object()
 _lock = threading.Lock()
+# Held while a `.grad` may be read: torch may end the process where one thread reads it and another's backward writes
+# it. A thread that begins to train what is recorded waits here, and nothing is read from then on.
+reading = threading.RLock()
 _cuda: Any = torch.cuda
 _task = torch._C._current_graph_task_id
 # The hooks of all optimizers.
@@ -129,18 +132,20 @@ def notify(
 
     Modes of the user's do not see it: a FLOP counter would count what we read.
     """
-    if failures:
-        stop_failed(listening)
-        return []
     answers = []
-    for recording in recordings:
-        try:
-            answers.append((recording, unseen(getattr(recording, what), *args)))
-        except BaseException as failure:
-            failures.append(failure)
-            stop_failed((recording,))
-            if not isinstance(failure, Exception):  # a key that was pressed
-                raise
+    with reading:
+        if failures:
+            stop_failed(listening)
+            return []
+        for recording in recordings:
+            try:
+                answer = unseen(getattr(recording, what), *args)
+                answers.append((recording, answer))
+            except BaseException as failure:
+                failures.append(failure)
+                stop_failed((recording,))
+                if not isinstance(failure, Exception):  # a key that was pressed
+                    raise
     return answers
 
 
@@ -194,8 +199,8 @@ def _close_all() -> None:
 
 def _in_child() -> None:
     """In a forked process nothing is recorded, and no thread of its parent is in the middle of anything."""
-    global listening, _lock
-    listening, _lock = (), threading.Lock()
+    global listening, _lock, reading
+    listening, _lock, reading = (), threading.Lock(), threading.RLock()
     for busy in (*inside.values(), asked):
         busy.intersection_update((get_ident(),))
 

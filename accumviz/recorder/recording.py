@@ -25,7 +25,7 @@ from accumviz.recorder import distributed, patches
 from accumviz.recorder.callsite import Caller, CallSite, CallSites
 from accumviz.recorder.columns import About, Backward, Columns, Details, Leaves, Row
 from accumviz.recorder.distributed import Collectives
-from accumviz.recorder.gradients import THREADS, Gradients
+from accumviz.recorder.gradients import Gradients
 from accumviz.recorder.loss_terms import CastCache, describe_root
 from accumviz.recorder.memory import Allocated, Held
 from accumviz.recorder.targets import (
@@ -487,18 +487,15 @@ class Recording:
     # --- events --------------------------------------------------------------------------------
 
     def _follows(self, owner: Any) -> bool:
-        """Return whether tensors of this are recorded, and the caller's thread is followed.
-
-        What another thread does to them is noted: no share can be known then.
-        """
+        """Return whether tensors of this are recorded; where another thread than the one followed owns it, stop."""
         return bool(self._gradients.owned(owner)) and self._is_followed()
 
     def _is_followed(self) -> bool:
         if self._closed:
             return False
-        ours = self._gradients.is_ours()
-        self._gradients.disturbed |= not ours
-        return ours
+        if not self._gradients.is_ours():
+            self._gradients.leave_to_others()
+        return True
 
     def gradient_replaced(self) -> None:
         """Note that a hook between the loss and the parameters gives another gradient than it was given."""
@@ -640,8 +637,6 @@ class Recording:
         if self._elsewhere:
             meta["steps_elsewhere"] = True
         notes = list(self._notes)
-        if self._gradients.disturbed:
-            notes.append(THREADS)
         if notes:
             meta["notes"] = notes
         stopped = self.failure or ("" if self._closed else _unheeded())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -142,30 +141,6 @@ def saved_tensors_moved_by_hooks(record: Record) -> Any:
     with record(model), torch.autograd.graph.save_on_cpu():
         train(model, steps=1)
     return model
-
-
-# A recording follows one thread, here the one that happens to be first.
-@loop(4)
-def threads_that_train_at_once(record: Record) -> Any:
-    models = [net() for _ in range(2)]
-    data = [[batch() for _ in range(4)] for _ in models]
-    start = threading.Barrier(2)
-
-    def train(n: int) -> None:
-        optimizer = sgd(models[n])
-        start.wait()
-        for x in data[n]:
-            models[n](x).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    with record(first=models[0], second=models[1]):
-        threads = [threading.Thread(target=train, args=(n,)) for n in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    return models
 
 
 @loop(3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -205,6 +206,48 @@ def test_a_recording_follows_the_thread_in_which_its_own_leaves_are_reached() ->
     assert ledger.values(0, "contribution")[2].tolist() == [1, 1]
     assert [(row.backward, row.share, row.unknown) for row in ledger.shares()] == [(2, 1, "")]
     assert "notes" not in ledger.meta
+
+
+def test_two_threads_that_train_at_once_never_end_the_process() -> None:
+    # Torch ends it where one of them reads a `.grad` that the other's backward writes: once in some hundred rounds.
+    code = """if True:
+        import contextlib, threading, warnings
+        import torch
+        from torch import nn
+        import accumviz as av
+
+        warnings.simplefilter("ignore")
+        torch.set_num_threads(1)
+
+        def train(model, start):
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            start.wait()
+            for n in range(4):
+                model(torch.full((3, 4), 1.0 + n)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        def trained(recording_of):
+            torch.manual_seed(0)
+            models = [nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)) for _ in range(2)]
+            start = threading.Barrier(2)
+            threads = [threading.Thread(target=train, args=(model, start)) for model in models]
+            with recording_of(*models) as recording:
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+            return [p for model in models for p in model.parameters()], recording
+
+        alone, _ = trained(lambda *_: contextlib.nullcontext())
+        for _ in range(600):
+            recorded, recording = trained(lambda one, two: av.record(one=one, two=two))
+            assert all(map(torch.equal, alone, recorded))
+            assert "another thread trains" in recording.ledger.meta["stopped"], recording.ledger.meta
+        print("done")
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
 # --- a key that is pressed ------------------------------------------------------------------------------
