@@ -72,6 +72,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             module = nodeid.partition("::")[0]
             return module if shares(module) else nodeid
 
+        def remove_node(self, node: Any) -> str | None:
+            """Give out again what a worker that crashed has left; xdist would wait for ever for what it had done."""
+            work = self.assigned_work.pop(node)
+            left = [(tests, test) for tests in work.values() for test, done in tests.items() if not done]
+            if not left:
+                return None
+            tests, crashed = left[0]
+            tests[crashed] = True
+            self.workqueue.update((scope, tests) for scope, tests in work.items() if not all(tests.values()))
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return crashed
+
     return Scheduling(config, log)
 
 
