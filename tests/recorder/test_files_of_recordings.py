@@ -38,7 +38,7 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 model = torch.nn.Linear(3, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
-def train(steps):
+def train(steps, model=model, optimizer=optimizer):
     for _ in range(steps):
         model(torch.ones(4, 3)).square().mean().backward()
         optimizer.step()
@@ -117,9 +117,10 @@ ENDS: dict[str, tuple[str, int, int, str]] = {
     ),
     "sys.exit beside a daemon thread inside with": (
         """
+        other = torch.nn.Linear(3, 1)
         def run():
-            with av.record(model, path=path + ".thread"):
-                train(20)
+            with av.record(other, path=path + ".thread"):
+                train(20, other, torch.optim.SGD(other.parameters(), 0.01))
                 open(path + ".done", "w").close()
                 time.sleep(600)
         threading.Thread(target=run, daemon=True).start()
