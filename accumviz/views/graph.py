@@ -63,6 +63,8 @@ html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --a
     mono=MONO,
 )
 NODES_LIMIT = 150
+# So many are looked at one by one; more open folded, where there are modules.
+_OPENED = 40
 # Pixels.
 _TOP = 20
 _LINE = 17
@@ -156,25 +158,30 @@ class Card:
 def graph_html(graph: Graph) -> str:
     """Draw the graph as a self-contained HTML figure with a legend and the same content as text.
 
-    A graph with modules folds on the page, with no script. Raises LayoutError without Graphviz.
+    A graph with modules folds on the page, with no script, and a large one opens folded. Raises
+    LayoutError without Graphviz.
     """
-    shown, *others = forms(graph)
-    cards = cards_of(shown)
-    legend = list(cards)
-    folds = ""
-    for other in others:
-        folded = cards_of(other)
-        legend += folded
-        folds = (
-            f'<details class="av-form"><summary>Folded by module: {len(other)} nodes</summary>'
-            f"{_scrolled(other, folded)}</details>\n"
+    finest, *folded = forms(graph)
+    pictures = [("Unfolded", finest, cards_of(finest))]
+    for form in folded:
+        pictures.append(("Folded by module", form, cards_of(form)))
+    _, _, cards = pictures[0]
+    legend = [card for _, _, shown in pictures for card in shown]
+    if len(finest) > _OPENED:
+        pictures.reverse()
+    turns = ""
+    for turn, form, shown in pictures[1:]:
+        summary = f"<summary>{turn}: {len(form)} nodes</summary>"
+        turns += (
+            f'<details class="av-form">{summary}{_scrolled(form, shown)}</details>\n'
         )
-    items = "\n".join(f"<li>{line}</li>" for line in lines_of(shown, cards))
+    _, form, shown = pictures[0]
+    items = "\n".join(f"<li>{line}</li>" for line in lines_of(finest, cards))
     return (
         f'<figure class="accumviz av-graph"><style>{STYLE}</style>\n'
-        f"{folds}{_scrolled(shown, cards)}\n"
-        f"<figcaption>{_legend(legend)}{_notes(shown)}</figcaption>\n"
-        f"<details><summary>The graph as text ({counted(len(shown), 'node')})</summary>\n"
+        f"{turns}{_scrolled(form, shown)}\n"
+        f"<figcaption>{_legend(legend)}{_notes(finest)}</figcaption>\n"
+        f"<details><summary>The graph as text ({counted(len(finest), 'node')})</summary>\n"
         f"<ol>\n{items}\n</ol></details></figure>"
     )
 
@@ -203,7 +210,7 @@ def _scrolled(graph: Graph, cards: list[Card]) -> str:
 
 
 def forms(graph: Graph) -> list[Graph]:
-    """Return the graph as it is drawn: as fine as fits, and with its modules folded further.
+    """Return the graph as it is drawn: as fine as fits, and with its modules folded, so far that it can be read.
 
     Where not even the modules fit, those nearest the loss. A note says what is not drawn.
     """
@@ -219,7 +226,8 @@ def forms(graph: Graph) -> list[Graph]:
         if not fitting:
             note += ", those nearest the loss"
         shown = replace(shown, notes=(*shown.notes, note))
-    return [shown, *others[:1]]
+    readable = [form for form in others if len(form) <= _OPENED]
+    return [shown, *(readable[:1] or others[-1:])]
 
 
 def _depths(graph: Graph) -> range:

@@ -163,3 +163,13 @@ def test_a_graph_with_modules_folds_on_the_page() -> None:
     small = drawing.graph_html(modules(3, 4))
     assert "<summary>Folded by module: 4 nodes</summary>" in small
     assert small.count("<svg") == 2 and "several operations" in small
+
+
+def test_a_graph_of_more_nodes_than_can_be_looked_at_opens_folded() -> None:
+    large = drawing.graph_html(modules(8, 6))
+    first, folded = re.findall(
+        r'(<summary>.*?</summary>)?<div class="av-scroll".*?aria-label="(Autograd graph[^"]*node.*?)"', large
+    )
+    assert first == ("<summary>Unfolded: 49 nodes</summary>", "Autograd graph of loss: 49 nodes")
+    assert folded == ("", "Autograd graph of loss: 9 nodes")
+    assert "The graph as text (49 nodes)" in large
