@@ -24,7 +24,7 @@ STYLE = CSS + Template("""
 .av-graph { margin: 0.75rem 0; --av-leaf: $leaf; --av-root: $root; }
 html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --av-leaf: $leaf_dark; }
 .av-graph .av-scroll { overflow: auto; max-height: 75rem; }
-.av-graph svg { display: block; height: auto;
+.av-graph svg { display: block; height: auto; margin: 0 auto;
   width: var(--av-width); max-width: 100%; min-width: calc(var(--av-width) * $shrink); }
 :where(.av-graph:not(.av-drawn)) text { font: ${small}px $mono; fill: var(--av-text); unicode-bidi: isolate; }
 .av-graph .av-title { font-size: ${title}px; font-weight: 600; }
