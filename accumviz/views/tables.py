@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from accumviz.checks.compare import Comparison, error, place
+from accumviz.checks.compare import Comparison, place
 from accumviz.checks.report import Finding, Report, address
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Provenance
 from accumviz.show import counted, escape, literal, marked, table
@@ -325,18 +325,16 @@ def _finding_data(finding: Finding, *, local: bool) -> dict[str, Any]:
 def comparison_html(comparison: Comparison) -> str:
     """Show a comparison: the result first, then what proves it."""
     parts = [f"<p><b>{escape(comparison.summary)}</b></p>"]
-    for cause in comparison.causes:
-        parts.append(f"<p>Cause: <b>{escape(cause.name)}</b>. {marked(cause.said)}</p>")
     if comparison.parting is not None:
         parts.append(f"<p>They part at: {escape(comparison.parting.said)}</p>")
         for event in (comparison.parting.a, comparison.parting.b):
             parts.append(f"<p><code>{escape(place(event))}</code></p>")
-    steps = [(str(p.a), str(p.b), error(p)) for p in comparison.steps[:100]]
+    steps = [(str(p.a), str(p.b), p.words) for p in comparison.steps[:100]]
     heads = ("event of a", "event of b", "relative error")
     parts.append(table(heads, steps, "The steps"))
     if comparison.first is not None:
-        heads = ("share", "parameter", "its error")
-        parts.append(table(heads, comparison.by_parameter(), "Of it, by parameter"))
+        heads = ("parameter", "relative error")
+        parts.append(table(heads, comparison.furthest, "The parameters furthest apart"))
     for note in comparison.notes:
         parts.append(f"<p>Note: {marked(note)}</p>")
     content = "".join(parts)
