@@ -15,7 +15,7 @@ import numpy as np
 
 from accumviz.checks.report import Finding, Findings, around, setting
 from accumviz.checks.suggestions import Code
-from accumviz.ledger.events import CHANGED, CONTRIBUTED, Event, listed
+from accumviz.ledger.events import CHANGED, CONTRIBUTED, KINDS, Event, listed
 from accumviz.ledger.flow import SAME, number, steps_of
 from accumviz.ledger.ledger import Ledger
 from accumviz.ledger.objectives import call_sites
@@ -44,10 +44,11 @@ def modal_length(lengths: Iterable[int]) -> int:
     return max(held, key=lambda length: (held[length], length), default=0)
 
 
-def between(events: np.ndarray, start: int, stop: int) -> np.ndarray:
+def between(events: np.ndarray, start: int, stop: int) -> list[int]:
     """Return the events, of some in their order, that lie between two others."""
-    first = events.searchsorted(start, side="right")
-    return events[first : events.searchsorted(stop)]
+    first, last = events.searchsorted([start + 1, stop])
+    inside: list[int] = events[first:last].tolist()
+    return inside
 
 
 class _Row(NamedTuple):
@@ -66,6 +67,7 @@ class _Row(NamedTuple):
     each: float
     elements: float
     by_hand: float
+    averaged: float
     whole: bool
     opaque: bool
     followed: bool
@@ -84,7 +86,7 @@ class WindowShare:
     """The losses of one objective that one step read, with their weights before clips and averages.
 
     Of each backward, `weights` has its share, `each` the weight of one element, `sizes` how many elements there are,
-    and `by_hand` by how much `.grad` was multiplied after it. `read`: all constants are known; `known`: the reductions
+    and `by_hand` by how much `.grad` was multiplied after it. `averaged` is by how much the last one was, over ranks. `read`: all constants are known; `known`: the reductions
     are, too; `mean`: none of them is a sum; `again`: an earlier step had used one of these backwards; `erased` are
     those that were zeroed before the step. `term` is what was recorded of the loss in its first backward, `of_step`
     what the step read, or would have read but for a zeroing, of every objective.
@@ -98,6 +100,7 @@ class WindowShare:
     each: tuple[float, ...]
     sizes: tuple[float, ...]
     by_hand: tuple[float, ...]
+    averaged: float
     mean: bool
     read: bool
     known: bool
@@ -106,22 +109,22 @@ class WindowShare:
     term: Mapping[str, Any]
     of_step: WindowShares = field(repr=False)
 
-    @property
+    @cached_property
     def many(self) -> int:
         """The number of losses of this objective."""
         return len(self.weights)
 
-    @property
+    @cached_property
     def total(self) -> float:
         """The sum of the shares."""
         return sum(self.weights)
 
-    @property
+    @cached_property
     def least(self) -> float:
         """The smallest share."""
         return min(self.weights, default=math.inf)
 
-    @property
+    @cached_property
     def equal(self) -> bool:
         """True where all shares are known and the same."""
         read = self.read and not self.again and self.least > 0
@@ -137,7 +140,7 @@ class WindowShare:
         """The factors that the losses were multiplied by: means, or sums."""
         return self.weights if self.mean else self.each
 
-    @property
+    @cached_property
     def judged(self) -> bool:
         """True where the weight of each element is known, and was used by one step only."""
         least = min(self.each, default=0.0)
@@ -148,7 +151,7 @@ class WindowShare:
         """True where every element weighs the same, and how much is known."""
         return self.judged and are_close(self.each)
 
-    @property
+    @cached_property
     def beside(self) -> WindowShares:
         """The losses of all objectives that the step read, this one among them."""
         return [share for share in self.of_step if share.many]
@@ -158,7 +161,7 @@ class WindowShare:
         """True where the step read no other loss."""
         return len(self.beside) == 1
 
-    @property
+    @cached_property
     def micro_batches(self) -> int:
         """The number of backwards that the step consumed, of whatever objective."""
         return len({b for share in self.of_step for b in share.backwards})
@@ -202,11 +205,11 @@ def _put_together(rows: list[_Row]) -> list[_Row]:
 class LedgerAnalysis:
     """A ledger, its shares, and what several rules ask of both.
 
-    By event, `sites` are numbers of call sites, `closures` says what ran in a step, `moved` which backwards are at
-    weights that were moved since the one before, as in SAM. By contribution, `erased` is what erased it (of what FSDP
-    has scattered, what erased that from the shard), `used` says that a step used it, or may still. `optimizers` are
-    those that stepped, `every_optimizer` those that have parameters here; `window_shares` has what each step of each
-    optimizer read, or would have read but for a zeroing, of every objective.
+    `at` has the events of each kind. By event, `sites` are numbers of call sites, `closures` says what ran in a step,
+    `moved` which backwards are at weights that were moved since the one before, as in SAM. By contribution, `erased`
+    is what erased it (of what FSDP has scattered, what erased that from the shard), `used` says that a step used it,
+    or may still. `optimizers` are those that stepped, `every_optimizer` those that have parameters here;
+    `window_shares` has what each step of each optimizer read, or would have read but for a zeroing, of every objective.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -214,8 +217,9 @@ class LedgerAnalysis:
         self.parameters = ledger.parameters
         self.code = Code(ledger.sources)
         self.events = ledger.events
-        # Asked for once for each window: 100,000 events took 22 s without it.
-        self._places: dict[tuple[str, ...], np.ndarray] = {}
+        self.at: dict[str, np.ndarray] = {}
+        for kind in KINDS:
+            self.at[kind] = np.flatnonzero(self.events.where("kind", kind))
         self.shares = ledger.shares()
         self.contributed: Any = ledger.state & CONTRIBUTED > 0
         self.backward = self.events.where("kind", "backward")
@@ -234,12 +238,6 @@ class LedgerAnalysis:
             self.every_optimizer.append(optimizer)
             if optimizer.steps.size or optimizer.skipped.size:
                 self.optimizers.append(optimizer)
-
-    def at(self, *kinds: str) -> np.ndarray:
-        """Return the events of these kinds."""
-        if kinds not in self._places:
-            self._places[kinds] = np.flatnonzero(self.events.where("kind", *kinds))
-        return self._places[kinds]
 
     def detail(self, event: int, name: str) -> Any:
         """Return one entry of an event's details; None where it has none."""
@@ -295,6 +293,7 @@ class LedgerAnalysis:
             each=of.each,
             sizes=of.elements,
             by_hand=of.by_hand,
+            averaged=min(of.averaged[-1:], default=1.0),
             mean=all(flags.whole),
             read=read,
             known=read and not any(flags.opaque),
@@ -331,7 +330,7 @@ class LedgerAnalysis:
         """Every run through a loader: its first event and its last (the number of events where it has no end)."""
         begun: dict[tuple[int, str], int] = {}
         epochs: dict[int, int] = {}
-        for e in self.at("loader").tolist():
+        for e in self.at["loader"].tolist():
             details = self.ledger[e].details
             loader = int(self.ranks[e]), str(details.get("loader"))
             if loader in begun:  # its end, or it was left early
@@ -411,6 +410,9 @@ class LedgerAnalysis:
 class OptimizerHistory(LedgerAnalysis):
     """The analysis of a ledger for one optimizer: its parameters, its steps, and which backwards reached it.
 
+    By event, `changes` says what touched the `.grad` of one of its parameters (of each kind, `changing`), `eraser` is
+    what erased its contribution last, `in_use` says that a step used some of it, or may still.
+
     `consumed` are the shares that its steps read. These `read` backwards, each in the step of `read_step`: `windows`
     has each step that consumed something, with its backwards, `first_step_of` each backward that was consumed, with
     the first step that did. `usual` is how many new backwards a window usually has, `place` the optimizer's
@@ -437,6 +439,13 @@ class OptimizerHistory(LedgerAnalysis):
         self.skipped = np.flatnonzero(skipped & mine)
         reached = self.contributed[:, self.columns].any(axis=1)
         self.backwards = np.flatnonzero(reached & self.backward)
+        changed = self.ledger.state[:, self.columns] & CHANGED
+        self.changes = changed.any(axis=1)
+        self.changing = {}
+        for kind, events in self.at.items():
+            self.changing[kind] = events[self.changes[events]]
+        self.eraser = self.erased[:, self.columns].max(axis=1)
+        self.in_use = self.used[:, self.columns].any(axis=1)
         mine = self.shares.optimizer == optimizer
         self.consumed = self.shares.take(mine & ~self.shares.erased)
         first = self.consumed.term == 0
@@ -470,15 +479,23 @@ class OptimizerHistory(LedgerAnalysis):
     @cached_property
     def is_fed_by_hand(self) -> bool:
         """True where something else than a backward fills an empty `.grad`, or one that no backward reaches."""
-        reached = self.contributed[:, self.columns].any(axis=0)
-        edits = self.at("edit")
-        before = np.nan_to_num(self.ledger.grad[np.ix_(edits - 1, self.columns)])
+        reached = self.contributed.any(axis=0)
+        for edit in self.changing["edit"].tolist():
+            columns, before, after = self.norms_around(edit)
+            # Of an empty one there is no norm.
+            was_empty = ~(before > 0)
+            by_hand = was_empty | ~reached[columns]
+            if (by_hand & (after > 0)).any():
+                return True
+        return False
+
+    def norms_around(self, event: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return which of these parameters an event changed, and their norms before and after it."""
+        changed = self.ledger.state[event, self.columns] & CHANGED
+        columns = self.columns[changed > 0]
+        before, after = self.ledger.grad[[event - 1, event]][:, columns].astype(float)
         # Before the first event there is nothing.
-        before[edits == 0] = 0
-        here = np.ix_(edits, self.columns)
-        changed = self.ledger.state[here] & CHANGED > 0
-        filled = changed & (self.ledger.grad[here] > 0)
-        return bool((filled & (~reached | (before == 0))).any())
+        return columns, before if event else np.zeros_like(after), after
 
     def epoch(self, event: int) -> tuple[int, int] | None:
         """Return the run through a loader in which an event fell: the innermost, or the last that ended before.
@@ -508,40 +525,16 @@ class OptimizerHistory(LedgerAnalysis):
         """Return whether nothing has come into `.grad` between the last step and an event."""
         step = self.previous_step(event)
         since = between(self.backwards, step, event + 1)
-        edits = self.changing("edit", step, event)
-        return step >= 0 and not since.size and not edits.size
+        edits = between(self.changing["edit"], step, event)
+        return step >= 0 and not since and not edits
 
     def waiting(self, step: int) -> list[int]:
         """Return those backwards of a step that nothing erased before it: what was put back by hand is not known."""
-        window = np.array(self.windows[step], int)
-        erased = self.erased[np.ix_(window, self.columns)].max(axis=1)
-        stays = (erased < 0) | (erased >= step)
-        waiting: list[int] = window[stays].tolist()
-        return waiting
-
-    def changed_by(self, events: np.ndarray) -> np.ndarray:
-        """Return which of these events touched the `.grad` of one of this optimizer's parameters."""
-        cells = np.ix_(events, self.columns)
-        changed = self.ledger.state[cells] & CHANGED
-        changing: np.ndarray = events[changed.any(axis=1)]
-        return changing
-
-    def changing(
-        self, kind: str, start: int = -1, stop: int | None = None
-    ) -> np.ndarray:
-        """Return the events of a kind, all or between two, that touched one of this optimizer's `.grad`."""
-        stop = len(self.events) if stop is None else stop
-        return self.changed_by(between(self.at(kind), start, stop))
+        return [b for b in self.windows[step] if not 0 <= self.eraser[b] < step]
 
     def clip_ratio(self, event: int) -> float:
         """Return by what factor an event has shortened these gradients; 1 where it did nothing."""
-        ledger = self.ledger
-        if event == 0:
-            return 1.0
-        changed = ledger.state[event, self.columns] & CHANGED > 0
-        columns = self.columns[changed]
-        before = ledger.grad[event - 1, columns].astype(float)
-        after = ledger.grad[event, columns].astype(float)
+        _, before, after = self.norms_around(event)
         usable = np.isfinite(before) & np.isfinite(after) & (before > 0)
         ratios = after[usable] / before[usable]
         return float(ratios.min(initial=1.0))

@@ -242,7 +242,7 @@ def _reasons(analysis: LedgerAnalysis) -> Iterator[str]:
 
 def _last_errors(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say which error the last backward of each rank raised."""
-    last = {analysis.ranks[b]: b for b in analysis.at("backward").tolist()}
+    last = {analysis.ranks[b]: b for b in analysis.at["backward"].tolist()}
     for b in last.values():
         error = analysis.detail(b, "error")
         if _is_error(error):

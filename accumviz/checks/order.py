@@ -78,14 +78,14 @@ def _clips_inside(optimizer: OptimizerHistory, step: int) -> list[int]:
     if not backwards:
         return []
     since = max(backwards[0], optimizer.previous_step(step))
-    inside = optimizer.changing("clip", since, backwards[-1]).tolist()
+    inside = between(optimizer.changing["clip"], since, backwards[-1])
     return [clip for clip in inside if optimizer.clip_ratio(clip) < 1 - SAME]
 
 
 @for_each_optimizer
 def clip_on_the_wrong_side(optimizer: OptimizerHistory) -> Findings:
     """Find a clip of gradients that the step has already read."""
-    every = optimizer.at("clip").tolist()
+    every = optimizer.at["clip"].tolist()
     clips = [clip for clip in every if _reads_too_late(optimizer, clip) is optimizer]
     if not clips:
         return
@@ -104,7 +104,7 @@ def clip_on_the_wrong_side(optimizer: OptimizerHistory) -> Findings:
 
 def clip_of_nothing(analysis: LedgerAnalysis) -> Findings:
     """Find a line that clips no parameter at all, each time, while there are gradients."""
-    clips = analysis.at("clip")
+    clips = analysis.at["clip"]
     empty = analysis.events.detail("of_nothing", default=False)[clips].astype(bool)
     lines = analysis.events.column("line")[clips]
     for line in np.unique(lines[empty]).tolist():
@@ -141,8 +141,7 @@ def _concerned(analysis: LedgerAnalysis, clip: Event) -> list[OptimizerHistory]:
     # What it changed may be handed to an optimizer.
     if not (analysis.ledger.state[clip.index] & CHANGED).any():
         return on_rank
-    here = np.array([clip.index])
-    return [o for o in on_rank if o.changed_by(here).size]
+    return [o for o in on_rank if o.changes[clip.index]]
 
 
 # --- the scaler -------------------------------------------------------------------------------
@@ -159,7 +158,7 @@ def _scaled(optimizer: OptimizerHistory) -> dict[int, float]:
 def clip_scaled_grads(optimizer: OptimizerHistory) -> Findings:
     """Find a clip of gradients that the scaler has not unscaled yet."""
     scaled = _scaled(optimizer)
-    clips = optimizer.changing("clip").tolist()
+    clips = optimizer.changing["clip"].tolist()
     early = [c for c in clips if _clips_scaled(optimizer, [*scaled], c)]
     if not early:
         return
@@ -202,12 +201,12 @@ def _clips_scaled(optimizer: OptimizerHistory, scaled: list[int], clip: int) -> 
     inside = between(np.array(scaled), since, clip)
     # The limit may be as many times larger.
     scaled_limit = "get_scale" in optimizer.ledger[clip].source
-    if not inside.size or scaled_limit or optimizer.clip_ratio(clip) >= 1 - SAME:
+    if not inside or scaled_limit or optimizer.clip_ratio(clip) >= 1 - SAME:
         return False
-    unscales = optimizer.changing("unscale", since, clip)
+    unscales = between(optimizer.changing["unscale"], since, clip)
     # A hand may have unscaled.
-    edits = optimizer.changing("edit", int(inside[-1]), clip)
-    return not (unscales.size or edits.size)
+    edits = between(optimizer.changing["edit"], inside[-1], clip)
+    return not (unscales or edits)
 
 
 @for_each_optimizer
@@ -243,7 +242,7 @@ def _added_late(
     for step, window in optimizer.windows.items():
         # What an earlier step has unscaled and left is another mistake.
         since = max(window[0], optimizer.previous_step(step))
-        inside = optimizer.changing("unscale", since, step).tolist()
+        inside = between(optimizer.changing["unscale"], since, step)
         after = [b for b in window if inside and b > inside[0] and b in scaled]
         if after:
             late.append((after[0], inside, step))
@@ -302,13 +301,13 @@ def _moved_on_in_vain(optimizer: OptimizerHistory, schedules: np.ndarray) -> int
     for pair in pairwise([-1, *schedules.tolist()]):
         skipped = between(optimizer.skipped, *pair)
         taken = between(optimizer.steps, *pair)
-        idle += skipped.size > 0 and not taken.size
+        idle += bool(skipped) and not taken
     return idle
 
 
 def _schedules(optimizer: OptimizerHistory) -> np.ndarray:
     """Return the steps of an optimizer's scheduler."""
-    every = optimizer.at("schedule")
+    every = optimizer.at["schedule"]
     index = optimizer.events.detail("optimizer_index", 0)[every]
     mine: np.ndarray = every[index == optimizer.optimizer]
     return mine
@@ -325,7 +324,7 @@ def _stepped_too_often(optimizer: OptimizerHistory, schedules: np.ndarray) -> li
 
 def _is_between_all(schedules: np.ndarray, window: list[int]) -> bool:
     """Return whether a scheduler steps between any two backwards of a window."""
-    return all(between(schedules, *pair).size for pair in pairwise(window))
+    return all(between(schedules, *pair) for pair in pairwise(window))
 
 
 def _rates(analysis: LedgerAnalysis, schedules: np.ndarray) -> list[float]:

@@ -87,13 +87,13 @@ def _nothing_to_step_on(optimizer: OptimizerHistory) -> Findings:
 def _steps_in_vain(optimizer: OptimizerHistory) -> list[tuple[int, int]]:
     """Return the steps without a gradient, each with the first backward since the step before."""
     reached = np.any(optimizer.contributed, axis=1)
-    every = optimizer.at("backward")
+    every = optimizer.at["backward"]
     in_vain = []
     for step in optimizer.steps.tolist():
         since = between(every, optimizer.previous_step(step), step)
         filled = (optimizer.ledger.grad[step, optimizer.columns] > 0).any()
-        if since.size and not (filled or reached[since].any()):
-            in_vain.append((step, int(since[0])))
+        if since and not (filled or reached[since].any()):
+            in_vain.append((step, since[0]))
     return in_vain
 
 
@@ -124,7 +124,7 @@ def _unused(analysis: LedgerAnalysis) -> list[int]:
 def _rounds(analysis: LedgerAnalysis, p: int) -> int:
     """Count the windows, of whatever optimizer, in which a parameter gets a gradient; its gradients if none steps."""
     born = np.flatnonzero(analysis.contributed[:, p])
-    steps = analysis.at("step")
+    steps = analysis.at["step"]
     return np.unique(np.searchsorted(steps, born)).size if steps.size else born.size
 
 
@@ -285,7 +285,7 @@ def _read_together(optimizer: OptimizerHistory, other: OptimizerHistory) -> _Lea
     The loop erases this one's loss for the other one, and not the other's for this one.
     """
     reached = optimizer.contributed[:, other.columns].any(axis=1)
-    erased = reached & ~optimizer.used[:, other.columns].any(axis=1)
+    erased = reached & ~other.in_use
     for step, window in optimizer.windows.items():
         kept = [b for b in window if erased[b]]
         for b in _of_other_lines(optimizer, window, kept):

@@ -146,7 +146,7 @@ def _kept(analysis: LedgerAnalysis) -> dict[int, list[str]]:
     every = enumerate(analysis.parameters)
     whole = [p for p, parameter in every if parameter.unsharded_of]
     kept = {}
-    for zero in analysis.at("zero_grad").tolist():
+    for zero in analysis.at["zero_grad"].tolist():
         columns = [p for p in whole if _stays(analysis, zero, p)]
         if columns:
             kept[zero] = analysis.names(columns)
@@ -241,10 +241,7 @@ def _windows(analysis: LedgerAnalysis, rank: int | None) -> Iterator[RankWindow]
     for (owner, _), shares in analysis.objectives.items():
         optimizer = owners[owner]
         for order, share in enumerate(shares):
-            rows = analysis.shares.of(share.step)
-            last = rows.backward == share.backwards[-1]
-            averaged = 1 / float(rows.averaged[last].min(initial=1.0))
-            if averaged < 2 or not share.known:
+            if share.averaged > 0.5 or not share.known:
                 continue
             first = share.backwards[0]
             yield RankWindow(
@@ -253,7 +250,7 @@ def _windows(analysis: LedgerAnalysis, rank: int | None) -> Iterator[RankWindow]
                 min(share.each),
                 max(share.each),
                 sum(share.sizes),
-                averaged,
+                1 / share.averaged,
                 analysis.finding(
                     "warning", first, step=share.step, cause="", evidence={}
                 ),
@@ -324,7 +321,7 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
             step = next(iter(optimizer.windows))
             yield "ranks that share no gradients are meant", optimizer.windows[step][0]
             continue
-        for clip in optimizer.changing("clip").tolist() if sharded else ():
+        for clip in optimizer.changing["clip"].tolist() if sharded else ():
             if _is_local(optimizer, clip):
                 said = "a clip by the norm of one rank's shards alone is meant"
                 yield said, clip
@@ -332,7 +329,7 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
 
 def _shares_nothing(optimizer: OptimizerHistory) -> bool:
     """Return whether several steps read no average. What is averaged after a step, and zeroed then, none has read."""
-    syncs = optimizer.changing("sync").tolist()
+    syncs = optimizer.changing["sync"].tolist()
     in_vain = all(optimizer.nothing_since_step(sync) for sync in syncs)
     return in_vain and len(optimizer.windows) > 1
 

@@ -102,9 +102,8 @@ def _zeroed_there_alone(
     optimizer: OptimizerHistory, loss: Loss, step: Event, zero: Event
 ) -> str:
     """Suggest to zero below a step instead, where the zeroing is another line of its file, and is for it alone."""
-    eraser = np.array([loss.eraser])
-    touched = [each for each in optimizer.optimizers if each.changed_by(eraser).size]
-    if len(touched) != 1 or step.file != zero.file or step.line == zero.line:
+    touched = sum(each.changes[loss.eraser] for each in optimizer.optimizers)
+    if touched != 1 or step.file != zero.file or step.line == zero.line:
         return ""
     return _zeroed_below(optimizer, step, loss.backward, zero)
 
@@ -129,10 +128,7 @@ def _erased_before(optimizer: OptimizerHistory, step: int) -> list[Loss]:
     # Where a hand has put something into `.grad`, what is there is not known.
     if not lost or optimizer.shares.of(step).lost_sight.any():
         return []
-    backwards = sorted(lost)
-    erased = optimizer.erased[backwards][:, optimizer.columns]
-    pairs = zip(backwards, erased.max(axis=1).tolist(), strict=True)
-    losses = [Loss(b, eraser, step) for b, eraser in pairs]
+    losses = [Loss(b, int(optimizer.eraser[b]), step) for b in sorted(lost)]
     return [loss for loss in losses if _is_before_step(optimizer, loss)]
 
 
@@ -145,7 +141,7 @@ def _is_before_step(analysis: LedgerAnalysis, loss: Loss) -> bool:
 def _is_used_elsewhere(optimizer: OptimizerHistory, backward: int) -> bool:
     """Return whether another optimizer used what a backward added, or may still."""
     others = [each for each in optimizer.optimizers if each is not optimizer]
-    return any(optimizer.used[backward, other.columns].any() for other in others)
+    return any(other.in_use[backward] for other in others)
 
 
 def _lost_for_all(optimizer: OptimizerHistory, step: int) -> list[Loss]:
@@ -275,9 +271,8 @@ def _left_at_the_end(optimizer: OptimizerHistory) -> list[int]:
     """Return the backwards that are live when everything is over, where a loader or the script has ended."""
     last = optimizer.read_step.max(initial=-1)
     late = optimizer.backwards[optimizer.backwards > last]
-    erased = optimizer.erased[np.ix_(late, optimizer.columns)] >= 0
     used = optimizer.ledger.outcomes.steps[late] > 0
-    gone = erased.any(axis=1) | used.any(axis=1)
+    gone = (optimizer.eraser[late] >= 0) | used.any(axis=1)
     alike = np.isin(optimizer.sites[late], optimizer.sites[optimizer.read])
     live = late[~gone & alike].tolist()
     unused = [b for b in live if optimizer.finite(b)]
