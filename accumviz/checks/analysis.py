@@ -86,10 +86,11 @@ class WindowShare:
     """The losses of one objective that one step read, with their weights before clips and averages.
 
     Of each backward, `weights` has its share, `each` the weight of one element, `sizes` how many elements there are,
-    and `by_hand` by how much `.grad` was multiplied after it. `averaged` is by how much the last one was, over ranks. `read`: all constants are known; `known`: the reductions
-    are, too; `mean`: none of them is a sum; `again`: an earlier step had used one of these backwards; `erased` are
-    those that were zeroed before the step. `term` is what was recorded of the loss in its first backward, `of_step`
-    what the step read, or would have read but for a zeroing, of every objective.
+    and `by_hand` by how much `.grad` was multiplied after it; `averaged` is by how much the last one was over ranks.
+    `read`: all constants are known; `known`: the reductions are, too; `mean`: none of them is a sum; `again`: an
+    earlier step had used one of these backwards; `erased` are those that were zeroed before the step. `term` is what
+    was recorded of the loss in its first backward, `of_step` what the step read, or would have read but for a zeroing,
+    of every objective.
     """
 
     optimizer: int
@@ -440,12 +441,12 @@ class OptimizerHistory(LedgerAnalysis):
         reached = self.contributed[:, self.columns].any(axis=1)
         self.backwards = np.flatnonzero(reached & self.backward)
         changed = self.ledger.state[:, self.columns] & CHANGED
-        self.changes = changed.any(axis=1)
+        self.changes: np.ndarray = np.any(changed, axis=1)
         self.changing = {}
         for kind, events in self.at.items():
             self.changing[kind] = events[self.changes[events]]
         self.eraser = self.erased[:, self.columns].max(axis=1)
-        self.in_use = self.used[:, self.columns].any(axis=1)
+        self.in_use: np.ndarray = np.any(self.used[:, self.columns], axis=1)
         mine = self.shares.optimizer == optimizer
         self.consumed = self.shares.take(mine & ~self.shares.erased)
         first = self.consumed.term == 0

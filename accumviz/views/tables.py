@@ -330,10 +330,10 @@ def comparison_html(comparison: Comparison) -> str:
         for event in (comparison.parting.a, comparison.parting.b):
             parts.append(f"<p><code>{escape(place(event))}</code></p>")
     steps = [(str(p.a), str(p.b), p.words) for p in comparison.steps[:100]]
-    heads = ("event of a", "event of b", "relative error")
+    heads = ["event of a", "event of b", "relative error"]
     parts.append(table(heads, steps, "The steps"))
     if comparison.first is not None:
-        heads = ("parameter", "relative error")
+        heads = ["parameter", "relative error"]
         parts.append(table(heads, comparison.furthest, "The parameters furthest apart"))
     for note in comparison.notes:
         parts.append(f"<p>Note: {marked(note)}</p>")
