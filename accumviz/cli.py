@@ -1,4 +1,4 @@
-"""The command line: `accumviz run`, `check`, `compare`, `view` and `export`."""
+"""The command line: `accumviz run`, `check`, `rules`, `explain`, `compare`, `view` and `export`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from accumviz import __version__, needs
+from accumviz.checks import reference
 from accumviz.show import counted, literal, plural
 
 if TYPE_CHECKING:
@@ -24,12 +25,21 @@ if TYPE_CHECKING:
 
 _FAILED, _MISUSED, _UNJUDGED = 1, 2, 3
 _WORSE = {"error": ("error",), "warning": ("error", "warning")}
+_EXAMPLES = """examples:
+  accumviz run --check train.py --lr 0.1
+  accumviz run --check -m package.train
+  torchrun --nproc-per-node 2 -m accumviz run train.py
+  accumviz check train.rank*.ledger
+  accumviz explain loss-not-divided"""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Do what the command line says; raises `SystemExit` with the exit code where that is not 0."""
     with suppress(AttributeError):  # a stream that was put there instead
         sys.stderr.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    arguments = sys.argv[1:] if arguments is None else arguments
+    for script in arguments[:1]:
+        _refuse_script(script, "a command")
     options, unknown = _parser().parse_known_args(arguments)
     if options.do is not _run:  # then the stream is the script's
         with suppress(AttributeError):
@@ -44,12 +54,17 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "accumviz", description="What every backward() does to every .grad."
+        "accumviz",
+        description="What every backward() does to every .grad.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     version = f"accumviz {__version__}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(
-        title="commands", required=True, metavar="run | check | compare | view | export"
+        title="commands",
+        required=True,
+        metavar="run | check | rules | explain | compare | view | export",
     )
 
     def command(
@@ -86,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         help="keep each element of tensors of up to N elements (64), as `compare` needs them",
     )
     _add_fail_on(run)
+    _add_rules(run)
     run.add_argument(
         "-m",
         dest="module",
@@ -109,6 +125,21 @@ def _parser() -> argparse.ArgumentParser:
         help="print it as text, as JSON, as annotations of GitHub's workflows, or as SARIF",
     )
     _add_fail_on(check)
+    _add_rules(check)
+
+    command(_rules, "rules", "List what check looks for.", "")
+    explain = command(
+        _explain,
+        "explain",
+        "Say what a rule means: why it matters, an example, and the fix.",
+        "loss-not-divided",
+    )
+    explain.add_argument(
+        "rules",
+        type=_named,
+        metavar="RULE[,RULE]",
+        help="as `accumviz rules` lists them",
+    )
 
     compare = command(
         _compare,
@@ -173,6 +204,32 @@ def _add_fail_on(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_rules(parser: argparse.ArgumentParser) -> None:
+    for name, about in (
+        ("--select", "report the findings of these rules, and count all others"),
+        ("--ignore", "only count the findings of these rules"),
+    ):
+        parser.add_argument(
+            name, type=_named, default=frozenset(), metavar="RULE[,RULE]", help=about
+        )
+
+
+def _named(text: str) -> frozenset[str]:
+    """Return names of rules. Raises `ArgumentTypeError` for one that there is not."""
+    try:
+        return reference.rules(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _ignored(options: Any) -> frozenset[str]:
+    """Return the rules whose findings are only counted."""
+    others: frozenset[str] = options.ignore
+    if options.select:
+        others |= reference.entries().keys() - options.select
+    return others
+
+
 def _count(text: str) -> int:
     """Return a whole number from 0 on. Raises `ArgumentTypeError` for anything else."""
     if not text.isdecimal():
@@ -186,6 +243,15 @@ def _count(text: str) -> int:
 def _fail(why: object) -> NoReturn:
     print(f"accumviz: {why}", file=sys.stderr)
     raise SystemExit(_MISUSED)
+
+
+def _refuse_script(name: str, expected: str) -> None:
+    """Fail where a script was given instead of something else."""
+    if name.endswith(".py"):
+        script = shlex.quote(literal(name))
+        _fail(
+            f"{script} is a script; expected {expected}. Did you mean `accumviz run --check {script}`?"
+        )
 
 
 def _warn(line: object) -> None:
@@ -245,6 +311,7 @@ def _load(file: Path) -> Ledger:
     from accumviz.ledger.container import LedgerFileError
     from accumviz.ledger.ledger import load
 
+    _refuse_script(str(file), "a ledger")
     try:
         return load(file)
     except LedgerFileError as error:
@@ -290,16 +357,18 @@ def _about(ledger: Ledger, file: Path) -> str:
     return literal(" · ".join(parts))
 
 
-def _report(ledgers: list[Ledger]) -> Report:
+def _report(ledgers: list[Ledger], ignore: frozenset[str] = frozenset()) -> Report:
     """Judge one process, or all ranks together."""
     from accumviz.checks.check import check, check_ranks
 
-    return check_ranks(ledgers) if len(ledgers) > 1 else check(*ledgers)
+    if len(ledgers) > 1:
+        return check_ranks(ledgers, ignore=ignore)
+    return check(*ledgers, ignore=ignore)
 
 
 def _check(options: Any) -> None:
     ledgers = _load_ranks(options.files)
-    report = _report(ledgers)
+    report = _report(ledgers, _ignored(options))
     code = _gate(report, options)
     _print(_written(report, "json" if options.json else options.format, options.files))
     if code:
@@ -323,6 +392,23 @@ def _written(report: Report, form: str, files: list[Path]) -> str:
 def _next(files: Iterable[Path | str]) -> str:
     """Return what to type to look at these files."""
     return f"Look at it: accumviz view {shlex.join(map(literal, map(str, files)))}"
+
+
+def _rules(options: Any) -> None:
+    lines = []
+    for name, entry in reference.entries().items():
+        _, what, *_ = re.split(r"(?<=\.)\s+(?=[A-Z`])", entry)
+        lines.append(f"{name:<28}{literal(what)}")
+    _print("\n".join(lines))
+
+
+def _explain(options: Any) -> None:
+    from accumviz.checks.report import address
+
+    for rule in sorted(options.rules):
+        page = address(rule, local=True)
+        read = f"\nRead: {page}\n" if page else ""
+        _print(f"{rule}\n\n{reference.entries()[rule]}\n{read}")
 
 
 def _compare(options: Any) -> None:
@@ -480,7 +566,7 @@ def _judge(recording: Any, options: Any) -> int:
     except LedgerFileError as error:
         _warn(f"no verdict: {error}")
         return _unjudged(str(error), options)
-    report = check(ledger)
+    report = check(ledger, ignore=_ignored(options))
     code = _gate(report, options)
     rank = ledger.meta.get("rank")
     if rank:

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from accumviz import arguments
+from accumviz.checks import reference
 from accumviz.checks.analysis import LedgerAnalysis, WindowShare
 from accumviz.checks.check import check
 from accumviz.checks.report import Report, in_words
@@ -32,9 +33,10 @@ class Expectation:
         wanted: dict[str, Any],
         fail_on: str | None,
         allow_unjudged: bool,
+        ignore: frozenset[str],
     ) -> None:
         self.recording, self._wanted, self._fail_on = recording, wanted, fail_on
-        self._allow_unjudged = allow_unjudged
+        self._allow_unjudged, self._ignore = allow_unjudged, ignore
 
     @property
     def ledger(self) -> Ledger:
@@ -44,7 +46,7 @@ class Expectation:
     @property
     def report(self) -> Report:
         """The report of `check` about it."""
-        return check(self.ledger)
+        return check(self.ledger, ignore=self._ignore)
 
     def __enter__(self) -> Expectation:
         self.recording.start()
@@ -81,6 +83,7 @@ def expect(
     steps: int | None = None,
     fail_on: str | None = "error",
     allow_unjudged: bool = False,
+    ignore: str | Iterable[str] = (),
     **record: Any,
 ) -> Expectation:
     """Expect of the training in a `with` block what its keywords say, and that `check` finds no error in it.
@@ -92,7 +95,8 @@ def expect(
     every step; a constant inside a mean, as in half a mean square, counts or does not, whichever
     makes them 1. `syncs_per_window`: so many backwards, or reductions by hand, between two steps
     exchange gradients between processes. `steps`: the optimizers step so often. `fail_on` is the
-    severity of findings that fail it: `"error"`, `"warning"`, or None for no finding at all.
+    severity of findings that fail it: `"error"`, `"warning"`, or None for no finding at all. `ignore`
+    names rules whose findings fail nothing, as for `check`.
 
     Raises `AssertionError` with the text of the report, at the end of the block; also where nothing was
     recorded, or not everything could be judged, unless `allow_unjudged=True`. An exception of the block
@@ -135,7 +139,9 @@ def expect(
         raise ValueError(
             f"fail_on={fail_on!r:.80}; expected 'error', 'warning' or None"
         )
-    return Expectation(recording(*objects, **record), wanted, fail_on, allow_unjudged)
+    opened = recording(*objects, **record)
+    ignored = reference.rules(ignore)
+    return Expectation(opened, wanted, fail_on, allow_unjudged, ignored)
 
 
 def _unmet(

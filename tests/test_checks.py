@@ -909,7 +909,7 @@ def test_every_rule_has_its_entry_in_the_reference(monkeypatch: pytest.MonkeyPat
     names = [rule.name for rule in RULES]
     assert len(names) == len(set(names))
     assert {name for rule in RULES for name in rule.explains} <= set(names)
-    text = (ROOT / "api.md").read_text("utf-8")
+    text = (ROOT / "accumviz/checks/rules.md").read_text("utf-8")
     assert sorted(re.findall(r"^\(rule-(.+)\)=$", text, re.MULTILINE)) == sorted(names)
     parts = r"\*\*What\.\*\* .*?\*\*Why\.\*\* .*?\*\*Example\.\*\*\n\n```diff\n.*?\*\*Fix\.\*\* .*?\]\(#[\w-]+\)"
     for name in names:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import accumviz as av
+from accumviz.checks.check import RULES
 from accumviz.cli import main
 from accumviz.ledger.events import Parameter
 from tests.light import LIGHT
@@ -345,11 +346,11 @@ def test_a_narrow_encoding_ends_no_command(encoding: str, tmp_path: Path) -> Non
         assert b"Error" not in done.stderr, command
 
 
-def ledger(rank: int | None = None, *, wrong: bool = False) -> av.Ledger:
+def ledger(rank: int | None = None, *, wrong: bool = False, comment: str = "") -> av.Ledger:
     """Three windows of two; wrong ones are not divided."""
     factor = 1.0 if wrong else 0.5
     term = {"op": "MseLossBackward0", "reduction": "mean", "elements": 4, "factor": factor, "unknown": ""}
-    about = {"kind": "backward", "label": "loss", "file": "train.py", "line": 3, "source": "loss.backward()"}
+    about = {"kind": "backward", "label": "loss", "file": "train.py", "line": 3, "source": f"loss.backward(){comment}"}
     rows: list[dict[str, Any]] = []
     for _ in range(3):
         both = (
@@ -395,6 +396,76 @@ def test_check_fails_where_it_was_asked_to(tmp_path: Path, capsys: pytest.Captur
     assert [finding["rule"] for finding in json.loads(out)["findings"]] == ["loss-not-divided"]
     assert said(capsys, "check", "--fail-on", "warning", tmp_path / "x.ledger")[0] == 1
     assert said(capsys, "check", "--fail-on", "error", tmp_path / "x.ledger")[0] == 0
+
+
+NAMED = "loss-not-divided"
+
+
+@pytest.mark.parametrize(
+    ("comment", "options"),
+    [
+        ("", ("--ignore", f"tail-dropped,{NAMED}")),
+        ("", ("--select", "tail-dropped")),
+        ("  # meant  # accumviz: ignore[tail-dropped, loss-not-divided]", ()),
+    ],
+)
+def test_what_is_ignored_is_counted_and_leaves_a_condition(
+    comment: str, options: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "x.ledger"
+    ledger(wrong=True, comment=comment).save(file)
+    code, out, _ = said(capsys, "check", "--fail-on", "warning", *options, file)
+    assert code == 0
+    assert out.startswith("Report: healthy, if what is ignored is meant, and if a sum of 2 is meant ")
+    ignored = f"1 finding ignored: {NAMED} (train.py:3)"
+    assert ignored in out
+    assert said(capsys, "check", "--format", "github", *options, file)[1].endswith(f"::{ignored}\n")
+    report = json.loads(said(capsys, "check", "--json", *options, file)[1])
+    assert report["findings"] == []
+    assert [finding["rule"] for finding in report["ignored"]] == [NAMED]
+    (run,) = json.loads(said(capsys, "check", "--format", "sarif", *options, file)[1])["runs"]
+    assert [result["suppressions"] for result in run["results"]] == [[{"kind": "external"}]]
+    assert (ignored in av.check(av.load(file)).to_html()) == bool(comment)
+
+
+@pytest.mark.parametrize(
+    ("comment", "options"),
+    [("  # accumviz: ignore[tail-dropped]", ()), ("", ("--ignore", "tail-dropped")), ("", ("--select", NAMED))],
+)
+def test_other_findings_are_not_ignored(
+    comment: str, options: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger(wrong=True, comment=comment).save(tmp_path / "x.ledger")
+    code, out, _ = said(capsys, "check", "--fail-on", "warning", *options, tmp_path / "x.ledger")
+    assert code == 1
+    assert "ignored" not in out.replace(comment, "")
+
+
+@pytest.mark.parametrize("command", ["check --ignore", "check --select", "run --ignore", "explain"])
+def test_a_rule_that_there_is_not_is_misuse_with_the_nearest_name(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = said(capsys, *command.split(), "tail-droped", "x.ledger")
+    assert code == 2
+    assert "there is no rule 'tail-droped'; nearest: tail-dropped" in err
+
+
+def test_rules_are_listed_in_a_line_each_and_each_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = said(capsys, "rules")[1].splitlines()
+    names = [line.split()[0] for line in lines]
+    assert sorted(names) == sorted(rule.name for rule in RULES)
+    code, out, _ = said(capsys, "explain", ",".join(names))
+    assert code == 0
+    assert [line for line in out.splitlines() if line in names] == sorted(names)
+    assert out.count("\nWhat. ") == out.count("\nWhy. ") == out.count("\nFix. ") == len(names)
+    assert [mark for mark in ("**", "](#", "```", "(rule-") if mark in out] == []
+
+
+@pytest.mark.parametrize("before", [[], ["check"]])
+def test_a_script_in_the_wrong_place_is_asked_about(before: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = said(capsys, *before, "train.py", "--json")
+    assert code == 2
+    assert err.endswith("Did you mean `accumviz run --check train.py`?\n")
 
 
 def test_files_that_cannot_be_judged_are_told_from_those_that_are_well(

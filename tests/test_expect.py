@@ -111,6 +111,9 @@ def test_nothing_expected_is_what_check_finds_alone() -> None:
         train(model, optimizer, by=lambda i: 1.0)
     with av.expect(model, optimizer, fail_on=None):
         train(model, optimizer, 6, flush=True)
+    with av.expect(model, optimizer, ignore="partial-window-underscaled") as expected:
+        train(model, optimizer, 6, flush=True)
+    assert [finding.rule for finding in expected.report.ignored] == ["partial-window-underscaled"]
 
 
 def test_no_verdict_fails_with_its_reason() -> None:
@@ -157,6 +160,7 @@ def test_gradients_are_exchanged_once_in_a_window() -> None:
     [
         ({"accumulates": 0}, ValueError, "accumulates=0; expected how many backwards each step consumes"),
         ({"steps": 0}, ValueError, "steps=0; expected how often the optimizers step"),
+        ({"ignore": ["divided"]}, ValueError, "there is no rule 'divided'; nearest: loss-not-divided"),
         ({"fail_on": "all"}, ValueError, "fail_on='all'; expected 'error', 'warning' or None"),
     ],
 )

@@ -21,6 +21,8 @@ def github(report: Report) -> str:
     if report.reason:
         text = _escaped(f"No verdict: {literal(report.reason)}")
         commands.append(f"::warning title=accumviz::{text}")
+    if report.ignored:
+        commands.append(f"::notice title=accumviz::{_escaped(literal(report.aside))}")
     return "\n".join(commands)
 
 
@@ -48,12 +50,14 @@ def _property(text: str) -> str:
 
 def sarif(report: Report) -> str:
     """Return a report in the format that code scanners read, SARIF 2.1.0."""
-    rules = dict.fromkeys(finding.rule for finding in report.findings)
+    rules = dict.fromkeys(each.rule for each in (*report.findings, *report.ignored))
     driver = {
         "name": "accumviz",
         "rules": [{"id": rule} for rule in rules],
     }
     results = [_result(finding) for finding in report.findings]
+    for finding in report.ignored:
+        results.append(_result(finding) | {"suppressions": [{"kind": "external"}]})
     whole = {
         "version": "2.1.0",
         "runs": [{"tool": {"driver": driver}, "results": results}],

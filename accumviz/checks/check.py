@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from accumviz.checks import order, owners, values, weights, windows
+from accumviz.checks import order, owners, reference, values, weights, windows
 from accumviz.checks import ranks as several
 from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory
 from accumviz.checks.report import SEVERITIES, Finding, Findings, Report
@@ -86,33 +87,47 @@ RULES = (
 )
 
 
-def check(recording: Ledger | Recorded) -> Report:
+def check(
+    recording: Ledger | Recorded,
+    *,
+    ignore: str | Iterable[str] = (),
+) -> Report:
     """Look for the known mistakes of training loops in a recording.
 
     `recording` is what `record` gave, or a ledger. The report has findings, each with its line, its
     numbers and a suggestion; or it says that the loop is healthy; or that it cannot be judged, and why.
+
+    `ignore` names rules whose findings are set aside, as those are whose line ends with
+    `# accumviz: ignore[rule]`. The report counts them, and calls a loop healthy only on the condition that
+    they are meant. Raises `ValueError` for a name that no rule has.
 
     >>> from accumviz.ledger.ledger import Ledger, Parameter
     >>> row = dict(kind="backward", label="loss", contribution={"w": 1.0}, grad={"w": 1.0})
     >>> check(Ledger.build([Parameter("w", (1,), optimizers=(0,))], [row])).reason
     "no optimizer stepped while it was recorded; one of a class that is none of torch's is not seen"
     """
-    return _report([_judge(recorded(recording, "check"), None)])
+    ignored = reference.rules(ignore)
+    return _report([_judge(recorded(recording, "check"), None)], ignored)
 
 
-def check_ranks(ledgers: Iterable[Ledger]) -> Report:
-    """Judge all ranks' ledgers as one, with one of them in memory at a time.
+def check_ranks(
+    ledgers: Iterable[Ledger],
+    *,
+    ignore: str | Iterable[str] = (),
+) -> Report:
+    """Judge all ranks' ledgers as one, with one of them in memory at a time; `ignore` as for `check`.
 
     Events are counted in each rank's own file; a finding says whose they are. `ledgers` are taken one after the other.
     """
+    ignored = reference.rules(ignore)
     judged: list[_Judged] = []
     for place, ledger in enumerate(ledgers):
         judged.append(_judge(ledger, int(ledger.meta.get("rank", place))))
         del ledger
-    return _report(judged)
+    return _report(judged, ignored)
 
 
-def _report(judged: list[_Judged]) -> Report:
+def _report(judged: list[_Judged], rules: Set[str]) -> Report:
     """Put together what each ledger came to; of a reason that not all have, say whose it is."""
     counts: Counter[str] = Counter()
     unjudged: dict[str, str] = {}
@@ -122,13 +137,28 @@ def _report(judged: list[_Judged]) -> Report:
             unjudged.setdefault(rule, one.of_rank(why))
     conditions = [one.condition for one in judged]
     conditions += several.conditions_of_ranks(_summaries(judged))
+    findings = _one_for_each_cause(judged)
+    ignored = [each for each in findings if _is_ignored(each, rules)]
+    condition = next(filter(None, conditions), "")
+    if any(finding.severity != "note" for finding in ignored):
+        meant = "what is ignored is meant"
+        condition = f"{meant}, and if {condition}" if condition else meant
     return Report(
-        tuple(_one_for_each_cause(judged)),
+        tuple(each for each in findings if each not in ignored),
         _reason(judged),
         unjudged,
         dict(counts),
-        next(filter(None, conditions), ""),
+        condition,
+        tuple(ignored),
     )
+
+
+def _is_ignored(finding: Finding, rules: Set[str]) -> bool:
+    """Return whether a finding is to be ignored: by its rule's name, or by a comment on its line."""
+    line = dict(finding.around).get(finding.line, finding.source)
+    comment = re.search(r"#\s*accumviz:\s*ignore\[(.*?)\]", line)
+    on_the_line = re.split(r"[,\s]+", comment[1]) if comment else ()
+    return finding.rule in rules or finding.rule in on_the_line
 
 
 def _reason(judged: list[_Judged]) -> str:

@@ -99,6 +99,7 @@ class Report(Displayed):
     `findings` come root causes first; notes among them leave a loop healthy. `unjudged` maps a rule
     to why it could not be judged, or not everywhere. `counts` says how much was looked at.
     `condition` is what has to be meant for a healthy loop to be so: "a sum of 4 is meant in every step (train.py:31)".
+    `ignored` are the findings that were to be ignored.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -106,6 +107,7 @@ class Report(Displayed):
     unjudged: Mapping[str, str] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     condition: str = ""
+    ignored: tuple[Finding, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -132,6 +134,13 @@ class Report(Displayed):
 
     def __repr__(self) -> str:
         return self.text()
+
+    @property
+    def aside(self) -> str:
+        """How many findings were ignored, and which; empty where none was."""
+        places = [f"{each.rule} ({each.file}:{each.line})" for each in self.ignored]
+        ignored = counted(len(places), "finding")
+        return f"{ignored} ignored: {', '.join(places)}" if places else ""
 
     @property
     def _verdict_first(self) -> str:
@@ -162,6 +171,7 @@ class Report(Displayed):
         page.add(f"Report: {self._verdict_first}{self._looked_at}", indent="")
         painted = page.paint(self.verdict, self.verdict)
         page.lines[0] = page.lines[0].replace(self.verdict, painted, 1)
+        page.add(self.aside)
         page.add(self.reason)
         page.add(self.not_seen)
         if sum(finding.severity != "note" for finding in self.findings) > 1:
@@ -169,9 +179,7 @@ class Report(Displayed):
         for finding in self.findings:
             _write(finding, page)
             read = address(finding.rule, local=local)
-            page.lines.append(
-                f"  Read: {read or f'the reference of the book, under {finding.rule}'}"
-            )
+            page.lines.append(f"  Read: {read or f'accumviz explain {finding.rule}'}")
         _write_unjudged(self.unjudged, page)
         return "\n".join(page.lines)
 

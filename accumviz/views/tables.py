@@ -236,11 +236,16 @@ def _framed(
 
 
 def first_line(report: Report) -> str:
-    """Say first what a report comes to.
+    """Say first what a report comes to, and how many findings are left out of it.
 
     >>> first_line(Report())
     'Healthy: check finds no mistake.'
     """
+    aside = f" {literal(report.aside)}." if report.ignored else ""
+    return _comes_to(report) + aside
+
+
+def _comes_to(report: Report) -> str:
     if report.verdict == "healthy":
         condition = f", if {report.condition}" if report.condition else ""
         return f"Healthy{condition}: check finds no mistake."

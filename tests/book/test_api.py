@@ -18,7 +18,7 @@ from accumviz.ledger.ledger import KINDS
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "api.md").read_text()
 PUBLIC = [getattr(accumviz, name) for name in accumviz.__all__]
-PAGES = ("index.md", "api.md", "bibliography.md", "chapters/*.md")
+PAGES = ("index.md", "api.md", "accumviz/checks/rules.md", "bibliography.md", "chapters/*.md")
 BOOK = "\n".join(path.read_text() for pattern in PAGES for path in ROOT.glob(pattern))
 
 
