@@ -71,17 +71,11 @@ def describe(app: Sphinx, pagename: str, template: str, context: dict[str, Any],
     context["author"] = app.config.author
 
 
-# So many letters of code fit a box of the usual width, beside the numbers of its lines.
-LONG = 86
-
-
 def number_lines(app: Sphinx, doctree: nodes.document) -> None:
-    """The lines of a cell that figures speak of have numbers, and long ones have the whole width of the page."""
+    """The lines of a cell that figures speak of have numbers."""
     blocks: list[nodes.Element] = [*doctree.findall(nodes.literal_block), *doctree.findall(nodes.doctest_block)]
     for block in blocks:
         text = block.astext()
-        if max(map(len, text.splitlines()), default=0) > LONG:
-            block["classes"].append("book-long")
         is_cell = "cell_input" in getattr(block.parent, "attributes", {}).get("classes", [])
         if is_cell and SPOKEN_OF.search(text) and "av.predict(" not in text:
             block["linenos"] = text.count("\n") > 1

@@ -29,8 +29,8 @@ tabindex="0">{PRINTED}</pre></div></div></div></div>
 <td style="min-width: 40rem">a row</td></tr></tbody></table></div>
 {
     "".join(
-        f'<div class="highlight-x code {more}"><div class="highlight"><pre tabindex="0">{text}</pre></div></div>'
-        for more, text in (("", "short"), ("", "x" * 80), ("book-long", "x" * 110))
+        f'<div class="highlight-x code"><div class="highlight"><pre tabindex="0">{text}</pre></div></div>'
+        for text in ("short", "x" * 80, "x" * 110)
     )
 }
 <figure class="claims"><figcaption><p>A caption</p></figcaption></figure></section></article></main>"""
@@ -97,3 +97,9 @@ def test_whatever_scrolls_sideways_says_so_at_its_edge(page: Any) -> None:
     assert shown.locator("pre, .math-scroll, .pst-scrollable-table-container").evaluate_all(wider) >= 6
     found = shown.evaluate(looks.UNSAID)
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("width", [1280, 1920])
+def test_code_tables_and_figures_end_at_one_line(page: Any, width: int) -> None:
+    boxes = page(width).locator(".highlight-x, .pst-scrollable-table-container, figure.claims").all()
+    assert len({round(box.bounding_box()["x"] + box.bounding_box()["width"]) for box in boxes}) == 1
