@@ -19,7 +19,17 @@ ROOT = HERE.parents[1]
 # What a page carries; each is one module with no import.
 BUNDLES = {
     ROOT / "accumviz/views": ("accumviz",),
-    ROOT / "accumviz/book": ("explore", "explore-live", "lab", "opening", "overlap", "predict", "streams", "whole"),
+    ROOT / "accumviz/book": (
+        "explore",
+        "explore-live",
+        "lab",
+        "opening",
+        "overlap",
+        "peaks",
+        "predict",
+        "streams",
+        "whole",
+    ),
 }
 SOURCES = [folder / "js" for folder in BUNDLES]
 BUILT = [folder / "static" for folder in BUNDLES]

@@ -88,3 +88,14 @@ export interface StreamsData {
   start: number[];
   rows: number[][];
 }
+
+/** After one operation: its name, the phase, the micro-batch (0: none), and the bytes of each kind. */
+export type Moment = [string, string, number, number[]];
+
+/** What the picture of memory is told: the moments of each K's step, without checkpoints and with them. */
+export interface PeaksData {
+  kinds: string[];
+  ks: number[];
+  gpu: number;
+  runs: Moment[][][];
+}

@@ -1,0 +1,60 @@
+"""The great pictures of chapters, touched as a reader would, from a file and with nothing else beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.browser.frames import drawn
+from tests.views.test_peaks import peaks
+
+Shown = Callable[..., Any]
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_k_checkpoints_and_the_line_decide_what_fits(shown: Shown, width: int) -> None:
+    page = shown(peaks(), wait=".av-tide", width=width)
+    says = page.locator(".av-says")
+    assert (
+        says.inner_text()
+        == "K = 1 runs out of memory. Your GPU holds 6.0 MiB: K\u00a0≥\u00a02 fits; with checkpoints every K fits."
+    )
+    chosen = page.locator(".av-chosen")
+    high = chosen.bounding_box()["height"]
+    page.get_by_role("slider", name="K,").press("ArrowRight")
+    assert says.inner_text().startswith("K = 2 fits.")
+    assert chosen.bounding_box()["height"] < high - 50
+    page.get_by_role("slider", name="K,").press("ArrowLeft")
+    page.get_by_role("switch").check()
+    assert says.inner_text().startswith("K = 1 fits.")
+    page.get_by_role("slider", name="your GPU").fill("8")
+    assert "Your GPU holds 1.0 MiB: no K fits; with checkpoints no K fits." in says.inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_line_is_dragged_and_what_is_above_it_has_another_colour(shown: Shown) -> None:
+    page = shown(peaks(), wait=".av-tide", width=1280)
+    box = page.locator(".av-gpu-name").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    room = page.locator("clipPath rect")
+    before = float(room.get_attribute("height"))
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x, y - 130)
+    page.mouse.up()
+    assert float(room.get_attribute("height")) < before - 200
+    assert page.locator(".av-says strong").inner_text() == "K = 1 fits."
+
+
+def test_each_operation_says_what_is_alive(shown: Shown) -> None:
+    page = shown(peaks(), wait=".av-tide", width=1280)
+    assert page.locator(".av-at").inner_text() == "micro-batch 1 of 1, forward, after mm: 9.0 MiB alive"
+    page.get_by_role("slider", name="operation").press("End")
+    drawn(page)
+    assert page.locator(".av-at").inner_text() == "step, after step: 2.0 MiB alive"
+    box = page.locator(".av-plot").bounding_box()
+    page.mouse.move(box["x"] + 2, box["y"] + box["height"] - 5)
+    assert "4.0 MiB alive" in page.locator(".av-at").inner_text()
+    assert "results of the forward 3.0 MiB" in page.locator(".av-legend").inner_text()
