@@ -27,6 +27,7 @@ BUNDLES = {
         "overlap",
         "peaks",
         "predict",
+        "sharding",
         "streams",
         "whole",
     ),

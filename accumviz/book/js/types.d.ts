@@ -81,6 +81,12 @@ export interface OverlapData {
   runs: { says: string; marks: OverlapMark[] }[][];
 }
 
+/** What the stripes of shards are told: both switches at the start, and a run for each of their positions. */
+export interface ShardingData {
+  start: [number, number];
+  runs: { says: string; phases: number[]; paths: string[]; moments: string[] }[];
+}
+
 /** What the streams are told: of each axis its name, how it is written and how many values; a row for each run. */
 export interface StreamsData {
   names: string[];
