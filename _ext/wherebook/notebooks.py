@@ -17,7 +17,7 @@ from sphinx.errors import ExtensionError
 from wherebook import claims, wheels
 from wherebook.lookup import Lookup
 from wherebook.plain import PlainError, plain
-from wherebook.setupcell import setup_cell
+from wherebook.setupcell import setup_cells
 
 FOLDER = "notebooks"
 PROJECT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,8 @@ OPENING = """> **{book}**, {place}, as a notebook
 > Outputs appear as the cells run, from the top. Run them one by one: where a question comes first, the next cell
 > answers it. Some code is folded: *Show code* in Colab, three dots in Jupyter.
 >
-> It needs a Python with PyTorch, Matplotlib and anywidget, as Colab has it. The first cell brings the rest."""
+> It needs a Python with PyTorch, Matplotlib and anywidget, as Colab has it. The first cell installs the rest, from
+> the last."""
 
 
 def is_notebook(app: Sphinx, pagename: str) -> bool:
@@ -102,9 +103,11 @@ def to_notebook(app: Sphinx, pagename: str, brought: dict[str, wheels.Wheel], ve
     if pagename != app.config.root_doc:
         place = ", ".join(part for part in (book.chapter(pagename), f"*{book.title(pagename)}*") if part)
     opening = OPENING.format(book=app.config.html_title, place=place)
-    written = [new_markdown_cell(opening), first_cell(app, pagename, cells, brought), *converted(cells, book)]
+    first, last = ends(cells, brought)
+    written = [new_markdown_cell(opening), first, *converted(cells, book)]
     if references := book.references():
         written.append(new_markdown_cell("\n".join(["## References", "", *(f"- {text}" for text in references)])))
+    written.append(last)
     for index, cell in enumerate(written):
         cell["id"] = f"cell-{index}"  # two builds write the same bytes
     notebook = new_notebook(
@@ -119,13 +122,14 @@ def to_notebook(app: Sphinx, pagename: str, brought: dict[str, wheels.Wheel], ve
     return notebook
 
 
-def first_cell(app: Sphinx, pagename: str, cells: list[Any], brought: dict[str, wheels.Wheel]) -> Any:
-    """Installs accumviz, and what else of `brought` the page imports, where that is missing."""
+def ends(cells: list[Any], brought: dict[str, wheels.Wheel]) -> tuple[Any, Any]:
+    """The first cell and the last: they install accumviz, and what else of `brought` the page imports."""
     names = ["accumviz", *(name for name in CARRIED if name in imported(cells))]
     mine = {name: brought[name] for name in names}
     text = wheels.together(mine.values())
     versions = {name: wheel.version for name, wheel in mine.items()}
-    return new_code_cell(setup_cell(versions, wheels.needs(mine.values()), text), metadata=FOLDED)
+    first, last = setup_cells(versions, wheels.needs(mine.values()), text)
+    return new_code_cell(first, metadata=FOLDED), new_code_cell(last, metadata=FOLDED)
 
 
 def write_notebooks(app: Sphinx, exception: Exception | None) -> None:

@@ -107,13 +107,15 @@ class Runtime:
 
     def execute(self, notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         """Run all cells, as a reader does who chooses that in the menu."""
-        path = self.folder / "notebook.ipynb"
+        path = self.work / "notebook.ipynb"
         nbformat.write(notebook, path)
         command = [sys.executable, str(HERE / "execute.py"), str(path), str(self.work)]
         env = self.env | {"JUPYTER_PATH": str(self.folder)}
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        return nbformat.read(path, as_version=4)
+        ran = nbformat.read(path, as_version=4)
+        path.unlink()
+        return ran
 
 
 def runtime(folder: Path) -> Runtime:

@@ -125,9 +125,10 @@ def test_every_page_with_cells_is_a_notebook(built: Path) -> None:
 
 
 def test_numbers_and_works_are_those_of_the_book(built: Path) -> None:
-    opening, setup, words, _, caption, code, references = cells(built, "one.ipynb")
+    opening, setup, words, _, caption, code, references, last = cells(built, "one.ipynb")
     assert "**Small**, chapter 1, *One*" in opening.source
     assert "torchviz" in setup.source.splitlines()[1]
+    assert "torchviz" in last.source.splitlines()[1]
     assert "As (Chen et al., 2016) and Chen et al. (2016) have it, see Fig. 1.1 and (2.1)." in words.source
     assert caption.source == "**Fig. 1.1** A dot, as in (2.1)."
     assert references.source.startswith("## References\n\n- Tianqi Chen, Bing Xu, and Chiyuan Zhang. Sublinear.")

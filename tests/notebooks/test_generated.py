@@ -36,6 +36,7 @@ def test_a_notebook_is_valid_without_outputs_and_at_most_500_kb(notebook: Any, n
     nbformat.validate(notebook)
     assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
     assert notebook_path.stat().st_size <= 500 * 1024  # it carries accumviz, lab, rules and all
+    assert sum(len(cell.source) for cell in notebook.cells[:2]) < 3000, "what is read comes first"
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
     assert [cell.id for cell in notebook.cells] == [f"cell-{index}" for index in range(len(notebook.cells))]
 
@@ -51,7 +52,7 @@ def test_nothing_of_myst_is_left_in_a_notebook(notebook: Any) -> None:
 
 
 def test_a_notebook_has_the_code_of_its_page_but_not_what_only_checks_it(notebook: Any, notebook_name: str) -> None:
-    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"][1:]
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"][1:-1]
     shown = [cell.source for cell in written(notebook_name) if "remove-cell" not in cell.metadata.get("tags", [])]
     assert [re.sub(r"\A#@title .*\n", "", source) for source in code] == shown
 
@@ -86,7 +87,7 @@ def test_a_notebook_imports_only_what_a_runtime_has_or_it_brings(notebook: Any) 
         missing(f"there is no bare runtime: run `make {BARE.name}/.ready`")
     brought = set(re.findall(r"\baccumviz\b|\btorchviz\b", notebook.cells[1].source.splitlines()[1]))
     there = {path.name.partition(".")[0] for path in site(BARE).iterdir()} | sys.stdlib_module_names | brought
-    for cell in notebook.cells[2:]:
+    for cell in notebook.cells[2:-1]:
         asked = set(re.findall(r'^if find_spec\("(\w+)"\)', cell.source, re.MULTILINE))  # and goes on without it
         tree = ast.walk(ast.parse(cell.source)) if cell.cell_type == "code" else ()
         for node in tree:
@@ -97,7 +98,7 @@ def test_a_notebook_imports_only_what_a_runtime_has_or_it_brings(notebook: Any) 
 
 def test_code_that_the_page_hides_is_folded_under_a_title(notebook: Any, notebook_name: str) -> None:
     hidden = {cell.source for cell in written(notebook_name) if HIDING & {*cell.metadata.get("tags", [])}}
-    for cell in notebook.cells[2:]:
+    for cell in notebook.cells[2:-1]:
         title, _, source = cell.source.partition("\n")
         folded = cell.metadata.get("jupyter", {}).get("source_hidden", False)
         assert folded == (cell.metadata.get("cellView") == "form") == (source in hidden)

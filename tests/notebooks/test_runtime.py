@@ -102,8 +102,8 @@ explorer
 
 
 def test_a_view_with_a_kernel_works_in_a_runtime_with_old_widgets(site: Path, bare: Runtime) -> None:
-    setup = nbformat.read(site / "notebooks" / "index.ipynb", as_version=4).cells[1]
-    notebook = nbformat.v4.new_notebook(cells=[setup, nbformat.v4.new_code_cell(LIVE)])
+    cells = nbformat.read(site / "notebooks" / "index.ipynb", as_version=4).cells
+    notebook = nbformat.v4.new_notebook(cells=[cells[1], nbformat.v4.new_code_cell(LIVE), cells[-1]])
     printed, shown = bare.execute(notebook).cells[1].outputs
     assert printed.text == "True\n"
     assert "application/vnd.jupyter.widget-view+json" in shown.data

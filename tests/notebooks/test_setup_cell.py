@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
+from nbformat.v4 import new_notebook
 from wherebook import setupcell
 
 from tests.notebooks.bare import Runtime
@@ -31,12 +32,29 @@ print(found)
 """
 
 
+# What Colab answers when a cell asks for its notebook; sources are lists of lines there.
+COLAB = """
+import json
+def blocking_request(what, timeout_sec):
+    assert what == "get_ipynb"
+    notebook = json.load(open({path!r}))
+    for cell in notebook["cells"]:
+        cell["source"] = "".join(cell["source"]).splitlines(keepends=True)
+    return {{"ipynb": notebook}}
+"""
+
+
 @pytest.fixture
-def cell(site: Path, tmp_path: Path) -> Path:
-    """The first cell of the chapter that needs torchviz, too."""
-    notebook = nbformat.read(site / "notebooks" / "01_graphs.ipynb", as_version=4)
+def chapter(site: Path) -> Path:
+    """The notebook of the chapter that needs torchviz, too."""
+    return site / "notebooks" / "01_graphs.ipynb"
+
+
+@pytest.fixture
+def cell(chapter: Path, tmp_path: Path) -> Path:
+    """Its first cell."""
     path = tmp_path / "cell.py"
-    path.write_text(notebook.cells[1].source)
+    path.write_text(nbformat.read(chapter, as_version=4).cells[1].source)
     return path
 
 
@@ -47,17 +65,34 @@ def test_where_accumviz_is_there_the_first_cell_does_nothing(cell: Path, tmp_pat
     assert done.stderr == ""
 
 
-def test_the_second_time_the_first_cell_does_nothing(cell: Path, bare: Runtime) -> None:
+@pytest.mark.parametrize("where", ["beside other notebooks", "in Colab", "the last cell alone"])
+def test_it_installs_once_and_then_does_nothing(where: str, cell: Path, chapter: Path, bare: Runtime) -> None:
     (bare.work / "accumviz").mkdir()  # a mere folder is no package, though Python would import it as one
+    if where == "in Colab":
+        (bare.work / "google" / "colab").mkdir(parents=True)
+        (bare.work / "google" / "colab" / "_message.py").write_text(COLAB.format(path=str(chapter)))
+    elif where == "beside other notebooks":
+        other = chapter.with_name("02_zero_grad.ipynb")
+        for path in (other, chapter):
+            shutil.copy(path, bare.work)
+        (bare.work / "0_broken.ipynb").write_text("{")
+    else:
+        cell.write_text(nbformat.read(chapter, as_version=4).cells[-1].source)
     done = bare.run("-c", TWICE, str(cell))
     assert re.fullmatch(r"Installed: accumviz [\d.]+, torchviz [\d.]+\n--- again\n\[\]\n", done.stdout), done.stderr
     assert bare.run("-c", "import accumviz, torchviz; accumviz.record").returncode == 0
     assert bare.refused == ""
 
 
-def test_a_pip_that_fails_is_quoted_with_the_files_that_it_should_have_installed(cell: Path, bare: Runtime) -> None:
+def test_where_a_notebook_cannot_read_itself_its_last_cell_is_to_be_run(cell: Path, bare: Runtime) -> None:
+    done = bare.run(str(cell))
+    assert done.stderr.endswith("Run its last cell, then go on with the next one.\n")
+
+
+def test_a_pip_that_fails_is_quoted_with_the_files_that_it_should_have_installed(chapter: Path, bare: Runtime) -> None:
     (bare.work / "pip.py").write_text("raise SystemExit('this pip installs nothing')\n")
-    (ran,) = bare.execute(new_notebook(cells=[new_code_cell(cell.read_text())])).cells
+    notebook = nbformat.read(chapter, as_version=4)
+    ran, _ = bare.execute(new_notebook(cells=[notebook.cells[1], notebook.cells[-1]])).cells
     (error,) = ran.outputs
     said = "\n".join(error.traceback)
     assert said.startswith("accumviz could not be set up: pip said\nthis pip installs nothing\n")
@@ -74,7 +109,7 @@ def test_what_a_runtime_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     needs = {"torch": "99.1", "no_such_package": "0", "nor_this": "2.4", "numpy": "1.26"}
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name in ("torch", "numpy"))
     with pytest.raises(setupcell.NotSetUp) as failed:
-        setupcell.set_up({"no_such_package": "1"}, needs, "")
+        setupcell.install({"no_such_package": "1"}, needs, "")
     assert str(failed.value).splitlines()[1:] == [
         f"- torch>=99.1 is needed, and {torch.__version__} is here",
         "- no_such_package is missing",
