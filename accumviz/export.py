@@ -28,7 +28,7 @@ def to_csv(ledger: Ledger, file: TextIO) -> None:
 
     >>> import sys
     >>> to_csv(Ledger.build([], []), sys.stdout)
-    event,kind,label,file,line,source,within,rank,time,loss,scale,...,grad,present,changed,consumed_by,erased_by
+    event,kind,label,file,line,source,within,rank,time,loss,...,grad,present,changed,consumed_by,erased_by
     """
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(COLUMNS)

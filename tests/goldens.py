@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 # What differs from one run to the next, or says where it ran.
-VARIES = {"time", "allocated", "peak", "accumviz", "torch", "path"}
+VARIES = {"time", "accumviz", "torch", "path"}
 # A clock that stands still: no time is recorded, and what is measured within a budget of time is always measured.
 STILL = "import time\ntime.perf_counter = lambda: 0.0\n"
 CLOSE = 1e-5

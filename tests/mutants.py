@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 _FRAME = struct.Struct("<II")
-_MAGIC = b"accumviz 5\n"
+_MAGIC = b"accumviz 6\n"
 EVIL: list[Any] = [
     *(None, True, False, -1, 0, 1, 2, 255, 2**31 - 1, 2**31, 2**53, 2**62, 2**63, 2**70, -(2**63), 10**400),
     *(0.5, -0.0, 1e308, float("nan"), float("inf"), -float("inf")),

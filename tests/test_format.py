@@ -161,8 +161,8 @@ def test_a_damaged_chunk_says_where_and_repair_reads_what_is_before_it(ledger: L
     [
         (None, r"cannot open .*No such file"),
         (b"", "is not an accumviz file"),
-        (b"PK\x03\x04 something else", r"x.ledger' is not an accumviz file of format 5 \(it starts with b'PK"),
-        (b"accumviz 4\nany", "of format 5 .*pass a file that this version of accumviz has written"),
+        (b"PK\x03\x04 something else", r"x.ledger' is not an accumviz file of format 6 \(it starts with b'PK"),
+        (b"accumviz 4\nany", "of format 6 .*pass a file that this version of accumviz has written"),
     ],
     ids=["missing", "empty", "foreign", "older format"],
 )
@@ -378,7 +378,7 @@ def of_rank(rank: int) -> Ledger:
     ]
     added, v = {whole: [1, 2], "v": list(range(9))}, {"v": [0.1] * 9}
     place = {"file": "a.py", "line": 2, "source": "loss.backward()"}
-    measured = {"loss": 2.0, "saved_before": 96.0, "saved_after": 0.0, "allocated": 100.0}
+    measured = {"loss": 2.0, "saved_before": 96.0, "saved_after": 0.0}
     rows: list[dict[str, Any]] = [
         {"kind": "zero_grad", "file": "a.py", "line": 3},
         {"kind": "backward", "label": "loss", **place, **measured, "contribution": added, "grad": added},

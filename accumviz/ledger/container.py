@@ -26,7 +26,7 @@ from numpy import ndarray
 
 from accumviz import arguments
 
-FORMAT = 5
+FORMAT = 6
 MAGIC = b"accumviz %d\n" % FORMAT
 _FRAME = struct.Struct("<II")
 _HEADER_SIZE = struct.Struct("<I")

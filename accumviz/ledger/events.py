@@ -49,11 +49,8 @@ TABLES = tuple(name for name, default in CODES.items() if isinstance(default, st
 NUMBERS = {
     "time": 0.0,
     "loss": _NAN,
-    "scale": 1.0,
     "saved_before": _NAN,
     "saved_after": _NAN,
-    "allocated": _NAN,
-    "peak": _NAN,
 }
 _AT = {name: i for i, name in enumerate((*CODES, *NUMBERS))}
 
@@ -106,16 +103,9 @@ class Event:
     the gradient, the backward holds `between`. Where ranks reduce in
     a way that is not known (in your own lines, by a comm hook, between groups of ranks), `reduction` is empty.
 
-    `loss` is the value backward started from (NaN if it was not one number), `scale` the
-    product of the constants it was multiplied by or divided by on the way there, `saved_before`
+    `loss` is the value backward started from (NaN if it was not one number), `saved_before`
     and `saved_after` the bytes of saved tensors alive around a backward (NaN if not measured),
     `time` seconds since the recording began.
-
-    `allocated` is what PyTorch's CUDA allocator had given out, in bytes, after the event; `peak`
-    the most it had given out at once since the event before, known only where that was more than
-    ever since its peak was last reset (`torch.cuda.reset_peak_memory_stats`, which is yours to
-    call: a recording never does). Both are of the whole process and of the device that holds the
-    parameters, and NaN where not measured, as on a CPU or where they are on several devices.
 
     `within` names the event this one ran inside
     (`"step"` for a closure, `"backward"` for an optimizer that steps in a hook). In a ledger of
@@ -130,14 +120,11 @@ class Event:
     source: str = ""
     time: float = 0.0
     loss: float = _NAN
-    scale: float = 1.0
     saved_before: float = _NAN
     saved_after: float = _NAN
     within: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
     rank: int | None = None
-    allocated: float = _NAN
-    peak: float = _NAN
     frames: tuple[tuple[str, int, str], ...] = ()
     via: str = ""
 
@@ -167,7 +154,7 @@ def listed(details: Details) -> list[Details]:
 class Events(Sequence[Event]):
     """Events as columns: an immutable sequence that makes each `Event` when it is asked for.
 
-    Ten small integers and seven numbers an event, 96 bytes, and each distinct text once.
+    Ten small integers and four numbers an event, 72 bytes, and each distinct text once.
     `codes` is int32, events × `CODES`; `numbers` float64, events × `NUMBERS`; `tables` the
     distinct texts of each column of `TABLES`, those of `frames` and `details` as JSON.
 

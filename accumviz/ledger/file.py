@@ -28,7 +28,7 @@ from accumviz.ledger.events import (
 _CHUNK_BYTES = 4 << 20
 _MOST = 1 << 48
 _LARGEST_CODE = np.iinfo(np.int32).max
-_BYTES = ("saved_before", "saved_after", "allocated", "peak")
+_BYTES = ("saved_before", "saved_after")
 # The arrays of a chunk, and what their numbers are. Those of events stand by column: equal numbers are neighbours,
 # and compress.
 _ARRAYS = {"codes": "<i4", "numbers": "<f8", **ARRAYS}
@@ -106,7 +106,7 @@ def chunks(ledger: Arrays) -> Iterator[Chunk]:
     about = described(ledger.parameters, kept, ledger.meta)
     about["sources"] = ledger.sources
     yield about, {}
-    bytes_of_event = 96 + 9 * len(ledger.parameters) + 16 * added.shape[1]
+    bytes_of_event = 72 + 9 * len(ledger.parameters) + 16 * added.shape[1]
     step = max(1, _CHUNK_BYTES // bytes_of_event)
     for start in range(0, len(ledger.events), step):
         rows = slice(start, start + step)

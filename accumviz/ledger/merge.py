@@ -13,7 +13,6 @@ from numpy import ndarray
 
 from accumviz.ledger.events import (
     CODES,
-    NUMBERS,
     PRESENT,
     Arrays,
     Elements,
@@ -23,8 +22,6 @@ from accumviz.ledger.events import (
 
 _RANK = list(CODES).index("rank")
 _DETAILS = list(CODES).index("details")
-# Bytes are those of one process.
-_OF_ONE_PROCESS = [list(NUMBERS).index(name) for name in ("allocated", "peak")]
 
 Kind = TypeVar("Kind", bound=Arrays)
 
@@ -208,13 +205,10 @@ def _events(rows: ndarray, ranks: list[RankLedger]) -> Events:
     before = np.cumsum([0, *counts])[first]
     places = before + rows[np.arange(len(rows)), first]
     codes = joined.codes[places]
-    numbers = joined.numbers[places]
     if len(ranks) > 1:
         together = takes_part.all(axis=1)
         codes[together, _RANK] = -1
-        for column in _OF_ONE_PROCESS:
-            numbers[together, column] = np.nan
-    return Events(codes, numbers, joined.tables)
+    return Events(codes, joined.numbers[places], joined.tables)
 
 
 def _shifted(one: RankLedger) -> Events:

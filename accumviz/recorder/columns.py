@@ -37,7 +37,6 @@ from accumviz.ledger.events import (
 )
 from accumviz.ledger.ledger import Ledger
 from accumviz.recorder.callsite import CallSite, Sources
-from accumviz.recorder.memory import Allocated
 from accumviz.recorder.transfer import readable, wire
 
 # A block has at most so many events, and so many numbers of parameters.
@@ -64,9 +63,7 @@ class Row:
     """
 
     # Class attributes, because most events need few of them and a row is made in the training loop.
-    loss, scale = _NAN, 1.0
-    before = after = _NAN
-    allocated = peak = _NAN
+    loss = before = after = _NAN
     present: bytes | bytearray = b""
     changed: Sequence[int] = ()
     contributed: Sequence[int] = ()
@@ -332,7 +329,7 @@ def _filled(
 
 
 # As `NUMBERS` has them.
-_measured = attrgetter("time", "loss", "scale", "before", "after", "allocated", "peak")
+_measured = attrgetter("time", "loss", "before", "after")
 
 
 def _codes(rows: list[Row]) -> tuple[dict[str, list[str]], ndarray]:
@@ -397,14 +394,12 @@ class Columns:
         self,
         sizes: list[int],
         small: Iterable[int],
-        allocated: Allocated,
         about: Callable[[], About],
         *,
         path: str | Path | None = None,
         overwrite: bool = False,
         sources: bool = False,
     ) -> None:
-        self._allocated = allocated
         self._about = about
         self.start = time.perf_counter()
         self.pending: list[Row] = []
@@ -443,8 +438,6 @@ class Columns:
 
     def finish(self, row: Row) -> None:
         """Take a row as whole, but for what a device still sends."""
-        if self._allocated.device is not None:
-            self._allocated.note(row)
         if (row.site.file, row.site.line) not in self._sources.met:
             self._sources.meet(row.site)
         row.done = True

@@ -288,22 +288,19 @@ class _Terms:
         return _linear(node, name, factor)
 
     def _visit_scaled(self, node: Any, name: str, factor: _Factor) -> _Below:
-        """Return the loss that this node multiplies or divides by a constant: `loss / 4` has scale 1/4.
+        """Return the loss that this node multiplies or divides by a constant.
 
         The gradient scaler's factor is no part of it: `amp_scale` keeps that one.
         """
-        row, power = self._row, _POWERS[name]
         parent = _only_parent(node)
         if parent is None:
             raise _UnreadableError(_PRODUCT)
         constant = _constant(node, name)
         value = _number(constant)
         if not _is_scale(constant):
-            factor += (_Constant(value, power),)
-            # A constant times a parameter is a loss, not a scaled one.
-            if self._is_whole and type(parent) is not ACCUMULATE_GRAD:
-                row.take(value, partial(_scale, row, power))
+            factor += (_Constant(value, _POWERS[name]),)
         elif self._is_whole:
+            row = self._row
             row.take(value, partial(row.details.__setitem__, "amp_scale"))
         return [(parent, factor)]
 
@@ -398,10 +395,6 @@ def _is_weight(node: Any) -> bool:
     if type(node).__name__ in _TURNED:
         node = node.next_functions[0][0]
     return node is None or type(node) is ACCUMULATE_GRAD
-
-
-def _scale(row: Backward, power: int, value: float) -> None:
-    row.scale *= _raised(value, power)
 
 
 def _put_factor(term: Details, power: int, value: float) -> None:
@@ -663,7 +656,6 @@ def _describe_root(row: Backward, root: Any, given: Any) -> None:
     if single and _is_one(given):
         terms.read(node)
     else:
-        row.scale = math.nan
         terms.add(name, unknown=_START)
 
 

@@ -27,7 +27,7 @@ from accumviz.recorder.columns import About, Backward, Columns, Details, Leaves,
 from accumviz.recorder.distributed import Collectives
 from accumviz.recorder.gradients import Gradients
 from accumviz.recorder.loss_terms import CastCache, describe_root
-from accumviz.recorder.memory import Allocated, Held
+from accumviz.recorder.memory import Held
 from accumviz.recorder.targets import (
     Loaders,
     Named,
@@ -84,7 +84,7 @@ class Recording:
     ) -> None:
         self._gradients = Gradients(named, exact)
         self._optimizers = Optimizers(self._gradients.owned)
-        self._memory, self._allocated = Held(memory), Allocated(memory)
+        self._memory = Held(memory)
         self._sites, self._loaders = CallSites(), Loaders()
         self._casts = CastCache()
         self._rounds = any(tensor.dtype in HALF for tensor in named.tensors)
@@ -105,7 +105,6 @@ class Recording:
         self._rows = Columns(
             self._gradients.sizes,
             self._gradients.small,
-            self._allocated,
             self._about,
             path=self.file,
             overwrite=overwrite,
@@ -172,9 +171,7 @@ class Recording:
         self._rows.start = perf_counter()
         self._gradients.update()
         self._versions = self._gradients.versions()
-        devices = self._gradients.devices()
-        wire.open(devices)
-        self._allocated.open(devices)
+        wire.open(self._gradients.devices())
         if self._graphs is not None:
             self._graphs.open()
         patches.enter(self)

@@ -162,21 +162,15 @@ def before(*, built: bool = False) -> tuple[str, str]:
 
 
 def memory(event: Event) -> str:
-    """Say how many bytes of saved tensors were alive around a backward, and what was allocated, if it was measured.
+    """Say how many bytes of saved tensors were alive around a backward, if that was measured.
 
-    >>> memory(Event(0, "backward", saved_before=96.0, saved_after=0.0, allocated=2048.0, peak=4096.0))
-    'saved tensors 96 B before, 0 B after; 2 KiB allocated, 4 KiB at most on the way'
+    >>> memory(Event(0, "backward", saved_before=96.0, saved_after=0.0))
+    'saved tensors 96 B before, 0 B after'
     """
-    texts = []
-    if not math.isnan(event.saved_before):
-        before, after = size(event.saved_before), size(event.saved_after)
-        texts.append(f"saved tensors {before} before, {after} after")
-    if not math.isnan(event.allocated):
-        text = f"{size(event.allocated)} allocated"
-        if not math.isnan(event.peak):
-            text += f", {size(event.peak)} at most on the way"
-        texts.append(text)
-    return "; ".join(texts)
+    if math.isnan(event.saved_before):
+        return ""
+    before, after = size(event.saved_before), size(event.saved_after)
+    return f"saved tensors {before} before, {after} after"
 
 
 def held(event: Event) -> str:

@@ -18,7 +18,6 @@ from tests.toys import W
 
 ADDED = [-16.0, -4.0, 6.0]
 SAVED, AFTERWARDS = [9000.0, 6000.0, 3000.0], [4500.0, 3000.0, 0.0]
-GIVEN_OUT, MOST = [1000.0, 3000.0, 2000.0], [4000.0, 5000.0, 2500.0]
 GRADS = [-16.0, -20.0, -14.0]
 
 
@@ -33,8 +32,6 @@ def ledger(parameters: int = 1) -> Ledger:
             "grad": dict.fromkeys(names, GRADS[i]),
             "saved_before": SAVED[i],
             "saved_after": AFTERWARDS[i],
-            "allocated": GIVEN_OUT[i],
-            "peak": MOST[i],
         }
         for i in range(3)
     ]
