@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from accumviz import arguments
-from accumviz.book import weights
-from accumviz.book.loops import ACCUMULATION, Axis, Choice, Loop, LoopLine
+from accumviz.book import loops, weights
+from accumviz.book.loops import Axis, Choice, LoopLine
 from accumviz.checks.report import Report
 from accumviz.ledger.ledger import Ledger
 from accumviz.show import Displayed, counted
@@ -80,28 +80,28 @@ def lab(
     if task not in ("", "repair"):
         raise ValueError(f"task={task!r:.80}; expected 'repair', or nothing")
     arguments.mapping("start", start, "{'step': 'epoch'}")
-    first = ACCUMULATION.complete(start)
+    first = loops.complete(start)
     recorded: dict[tuple[str, ...], Arrangement] = {}
     different: dict[tuple[LoopLine, ...], Arrangement] = {}
-    for choice in ACCUMULATION.near(first):
-        rows = tuple(ACCUMULATION.rows(choice))
+    for choice in loops.near(first):
+        rows = tuple(loops.rows(choice))
         if rows not in different:
-            different[rows] = _arrange(ACCUMULATION, rows)
+            different[rows] = _arrange(rows)
         recorded[tuple(choice.values())] = different[rows]
         if task and choice == first and different[rows].right:
             raise ValueError(
                 f"the start {dict(start or {})} is healthy; expected one with a mistake to repair"
             )
-    return Lab(ACCUMULATION, first, recorded, task)
+    return Lab(first, recorded, task)
 
 
-def _arrange(loop: Loop, rows: Sequence[LoopLine]) -> Arrangement:
+def _arrange(rows: Sequence[LoopLine]) -> Arrangement:
     """Record an arrangement: its source text is what runs."""
     import accumviz as av
 
     lines = [f"{'    ' * row.depth}{row.text}\n" for row in rows if row.text]
     text = "".join(lines)
-    recording, names = loop.begin()
+    recording, names = loops.begin()
     linecache.cache[_FILE] = (len(text), None, lines, _FILE)
     code = compile(text, _FILE, "exec")
     with recording:
@@ -115,7 +115,6 @@ def _arrange(loop: Loop, rows: Sequence[LoopLine]) -> Arrangement:
 class Lab(Displayed):
     """A loop whose lines can be moved, with a recording of each arrangement."""
 
-    loop: Loop
     start: Choice
     recorded: Mapping[tuple[str, ...], Arrangement]
     task: str
@@ -162,7 +161,7 @@ class Lab(Displayed):
         whole = [self._parts(run) for run in self._runs]
         runs, parts = _shared(whole)
         return {
-            "offers": [_offer(axis) for axis in self.loop.axes],
+            "offers": [_offer(axis) for axis in loops.AXES],
             "start": self._places(tuple(self.start.values())),
             "task": self.task,
             "grid": grid,
@@ -172,7 +171,7 @@ class Lab(Displayed):
 
     def _places(self, key: Sequence[str]) -> list[int]:
         """Return where an arrangement's values are in the lists of the choices."""
-        pairs = zip(self.loop.axes, key, strict=True)
+        pairs = zip(loops.AXES, key, strict=True)
         return [list(axis.values).index(value) for axis, value in pairs]
 
     @cached_property
@@ -180,7 +179,7 @@ class Lab(Displayed):
         """The ground below the weights: one for all arrangements, so that their paths can be compared."""
         ledgers = [run.ledger for run in self._runs]
         right = [run.ledger for run in self._runs if run.right]
-        return weights.field(ledgers, self.loop.loss, right=right)
+        return weights.field(ledgers, loops.loss, right=right)
 
     def _parts(self, run: Arrangement) -> dict[str, Any]:
         """Return a run as its parts by name: `e.k` is the part `k` of what is told of events."""

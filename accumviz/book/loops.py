@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, combinations, pairwise, product
+from itertools import accumulate, pairwise, product
 from typing import Any, NamedTuple
 
 NOWHERE = "nowhere"
@@ -39,52 +39,6 @@ class Axis:
         is_here = choice[self.name] == where
         return LoopLine(depth, self.line if is_here else "", self.name, where)
 
-
-@dataclass(frozen=True)
-class Loop:
-    """A loop as a lab needs it.
-
-    `right` has a value for each choice, and makes a loop without a mistake. `rows` writes the loop
-    of a choice from top to bottom, lines and places. `begin` returns a recording that is not open
-    yet, and the names with which the text runs. `loss` is what lies below the path of the weights.
-    """
-
-    axes: tuple[Axis, ...]
-    right: Choice
-    rows: Callable[[Choice], Iterable[LoopLine]]
-    begin: Callable[[], tuple[Any, dict[str, Any]]]
-    loss: Callable[[float], float]
-
-    def complete(self, start: Mapping[str, Any] | None) -> dict[str, str]:
-        """Return a value for each choice, from what differs from the right loop.
-
-        Raises `ValueError` for a choice or a value that there is not.
-        """
-        choice = dict(self.right)
-        offered = {axis.name: axis.values for axis in self.axes}
-        for name, value in (start or {}).items():
-            # Of a choice that there is not, these are the names of the others.
-            values = offered.get(name, offered)
-            if str(value) not in values or name not in offered:
-                expected = ", ".join(map(repr, values))
-                raise ValueError(
-                    f"start has {name}={value!r:.80}; expected one of {expected}"
-                )
-            choice[name] = str(value)
-        return choice
-
-    def near(self, start: Choice) -> Iterator[dict[str, str]]:
-        """Yield every choice that differs from the start in at most `REACH` places, the start first."""
-        others = {}
-        for axis in self.axes:
-            others[axis.name] = [v for v in axis.values if v != start[axis.name]]
-        for size in range(REACH + 1):
-            for names in combinations(others, size):
-                for values in product(*(others[name] for name in names)):
-                    yield {**start, **dict(zip(names, values, strict=True))}
-
-
-# --- one weight, and micro-batches that are accumulated over a window ----------------------------
 
 # Fourteen samples, in micro-batches of two, or of one to three: two windows of three, and one left over.
 _SIZES = {"equal": "2, 2, 2, 2, 2, 2, 2", "unequal": "3, 1, 2, 2, 1, 2, 3"}
@@ -138,7 +92,9 @@ _TAIL = Axis(
     "the last, shorter window",
     {"step": "gets a step", "carry": "is carried on", "drop": "is dropped"},
 )
-_RIGHT = {
+AXES = (_ZERO, _STEP, _CLIP, _DIVIDE, _BATCHES, _TAIL)
+# A loop without a mistake.
+RIGHT = {
     "zero_grad": "after",
     "step": "window",
     "clip": NOWHERE,
@@ -161,7 +117,38 @@ _DIVISORS = {
 }
 
 
-def _rows(choice: Choice) -> Iterator[LoopLine]:
+def complete(start: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return a value for each choice, from what differs from the right loop.
+
+    Raises `ValueError` for a choice or a value that there is not.
+    """
+    choice = dict(RIGHT)
+    offered = {axis.name: axis.values for axis in AXES}
+    for name, value in (start or {}).items():
+        # Of a choice that there is not, these are the names of the others.
+        values = offered.get(name, offered)
+        if str(value) not in values or name not in offered:
+            expected = ", ".join(map(repr, values))
+            raise ValueError(
+                f"start has {name}={value!r:.80}; expected one of {expected}"
+            )
+        choice[name] = str(value)
+    return choice
+
+
+def near(start: Choice) -> list[dict[str, str]]:
+    """Return every choice that differs from the start in at most `REACH` places, the start first."""
+
+    def differences(choice: Choice) -> int:
+        return sum(choice[name] != start[name] for name in choice)
+
+    every = product(*(axis.values for axis in AXES))
+    choices = [dict(zip(RIGHT, values, strict=True)) for values in every]
+    choices.sort(key=differences)
+    return [choice for choice in choices if differences(choice) <= REACH]
+
+
+def rows(choice: Choice) -> Iterator[LoopLine]:
     """Yield the loop from top to bottom, lines and places."""
     step, tail = choice["step"], choice["tail"]
     in_windows = step == "window"
@@ -221,7 +208,8 @@ def _step(choice: Choice, where: str, depth: int) -> Iterator[LoopLine]:
         yield _ZERO.at(choice, "after", depth)
 
 
-def _begin() -> tuple[Any, dict[str, Any]]:
+def begin() -> tuple[Any, dict[str, Any]]:
+    """Return a recording that is not open yet, and the names with which the text of a loop runs."""
     import torch
 
     import accumviz as av
@@ -244,12 +232,7 @@ def _batches_of(sizes: list[int]) -> Any:
     return torch.utils.data.DataLoader(samples, batch_sampler=batches)
 
 
-def _loss(w: float) -> float:
+def loss(w: float) -> float:
     """Return the mean loss over all samples, which every arrangement is to bring down."""
     misses = [w * x - 2 * x for x in INPUTS]
     return sum(miss * miss for miss in misses) / len(misses)
-
-
-ACCUMULATION = Loop(
-    (_ZERO, _STEP, _CLIP, _DIVIDE, _BATCHES, _TAIL), _RIGHT, _rows, _begin, _loss
-)
