@@ -31,8 +31,8 @@ OPENING = """> **{book}**, {place}, as a notebook
 > Outputs appear as the cells run, from the top. Run them one by one: where a question comes first, the next cell
 > answers it. Some code is folded: *Show code* in Colab, three dots in Jupyter.
 >
-> It needs a Python with PyTorch, Matplotlib and anywidget, as Colab has it. The first cell installs the rest, from
-> the last."""
+> It needs a Python with PyTorch, Matplotlib and anywidget, as Colab has it. The first cell with code installs the
+> rest, from the last."""
 
 
 def is_notebook(app: Sphinx, pagename: str) -> bool:
@@ -104,7 +104,9 @@ def to_notebook(app: Sphinx, pagename: str, brought: dict[str, wheels.Wheel], ve
         place = ", ".join(part for part in (book.chapter(pagename), f"*{book.title(pagename)}*") if part)
     opening = OPENING.format(book=app.config.html_title, place=place)
     first, last = ends(cells, brought)
-    written = [new_markdown_cell(opening), first, *converted(cells, book)]
+    written = [new_markdown_cell(opening), *converted(cells, book)]
+    # Who only looks at a notebook begins with its title, not with code.
+    written.insert(next(i for i, cell in enumerate(written) if cell.cell_type == "code"), first)
     if references := book.references():
         written.append(new_markdown_cell("\n".join(["## References", "", *(f"- {text}" for text in references)])))
     written.append(last)

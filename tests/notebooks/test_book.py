@@ -125,7 +125,7 @@ def test_every_page_with_cells_is_a_notebook(built: Path) -> None:
 
 
 def test_numbers_and_works_are_those_of_the_book(built: Path) -> None:
-    opening, setup, words, _, caption, code, references, last = cells(built, "one.ipynb")
+    opening, words, setup, _, caption, code, references, last = cells(built, "one.ipynb")
     assert "**Small**, chapter 1, *One*" in opening.source
     assert "torchviz" in setup.source.splitlines()[1]
     assert "torchviz" in last.source.splitlines()[1]
@@ -137,11 +137,11 @@ def test_numbers_and_works_are_those_of_the_book(built: Path) -> None:
 
 
 def test_a_page_that_imports_nothing_else_brings_accumviz_alone(built: Path) -> None:
-    assert "torchviz" not in cells(built, "two.ipynb")[1].source
+    assert "torchviz" not in cells(built, "two.ipynb")[-1].source
 
 
 def test_where_no_address_is_known_other_pages_are_named_in_words(built: Path) -> None:
-    words = cells(built, "two.ipynb")[2].source
+    words = cells(built, "two.ipynb")[1].source
     first = (
         "As before (chapter 1, *The first section*), in chapter 1, *The first section*, on another page (chapter 1), "
     )
@@ -153,7 +153,7 @@ def test_where_the_address_is_known_other_pages_are_linked_and_the_rest_is_byte_
 ) -> None:
     done = build(sources, tmp_path, "-D", "html_baseurl=https://example.org/book/")
     assert done.returncode == 0, done.stderr
-    words = cells(tmp_path / "notebooks", "two.ipynb")[2].source
+    words = cells(tmp_path / "notebooks", "two.ipynb")[1].source
     assert "[As before](https://example.org/book/one.html#sec-first)" in words
     assert "[another page](https://example.org/book/one.html)" in words
     assert (tmp_path / "notebooks" / "one.ipynb").read_bytes() == (built / "one.ipynb").read_bytes()

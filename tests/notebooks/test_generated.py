@@ -26,6 +26,11 @@ def words(notebook: Any) -> str:
     return "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
 
 
+def without_setup(notebook: Any) -> list[Any]:
+    """Its cells but for those that install."""
+    return [cell for cell in notebook.cells[:-1] if not cell.source.startswith("#@title Set up accumviz\n")]
+
+
 def written(name: str) -> list[Any]:
     """The cells of the page that a notebook was made from."""
     (page,) = (path for folder in (ROOT, ROOT / "chapters") for path in folder.glob(f"{Path(name).stem}.md"))
@@ -36,7 +41,9 @@ def test_a_notebook_is_valid_without_outputs_and_at_most_500_kb(notebook: Any, n
     nbformat.validate(notebook)
     assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
     assert notebook_path.stat().st_size <= 500 * 1024  # it carries accumviz, lab, rules and all
-    assert sum(len(cell.source) for cell in notebook.cells[:2]) < 3000, "what is read comes first"
+    opening, title = notebook.cells[:2]
+    assert opening.cell_type == title.cell_type == "markdown"
+    assert title.source.startswith("# ")
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
     assert [cell.id for cell in notebook.cells] == [f"cell-{index}" for index in range(len(notebook.cells))]
 
@@ -85,9 +92,9 @@ def test_no_cell_of_a_notebook_needs_a_name_that_only_a_removed_one_makes(notebo
 def test_a_notebook_imports_only_what_a_runtime_has_or_it_brings(notebook: Any) -> None:
     if not (BARE / ".ready").exists():
         missing(f"there is no bare runtime: run `make {BARE.name}/.ready`")
-    brought = set(re.findall(r"\baccumviz\b|\btorchviz\b", notebook.cells[1].source.splitlines()[1]))
+    brought = set(re.findall(r"\baccumviz\b|\btorchviz\b", notebook.cells[-1].source.splitlines()[1]))
     there = {path.name.partition(".")[0] for path in site(BARE).iterdir()} | sys.stdlib_module_names | brought
-    for cell in notebook.cells[2:-1]:
+    for cell in without_setup(notebook):
         asked = set(re.findall(r'^if find_spec\("(\w+)"\)', cell.source, re.MULTILINE))  # and goes on without it
         tree = ast.walk(ast.parse(cell.source)) if cell.cell_type == "code" else ()
         for node in tree:
@@ -98,7 +105,7 @@ def test_a_notebook_imports_only_what_a_runtime_has_or_it_brings(notebook: Any) 
 
 def test_code_that_the_page_hides_is_folded_under_a_title(notebook: Any, notebook_name: str) -> None:
     hidden = {cell.source for cell in written(notebook_name) if HIDING & {*cell.metadata.get("tags", [])}}
-    for cell in notebook.cells[2:-1]:
+    for cell in without_setup(notebook):
         title, _, source = cell.source.partition("\n")
         folded = cell.metadata.get("jupyter", {}).get("source_hidden", False)
         assert folded == (cell.metadata.get("cellView") == "form") == (source in hidden)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -44,6 +45,12 @@ def blocking_request(what, timeout_sec):
 """
 
 
+def setup_cells(path: Path) -> list[Any]:
+    """A notebook's first cell with code, and its last."""
+    code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    return [code[0], code[-1]]
+
+
 @pytest.fixture
 def chapter(site: Path) -> Path:
     """The notebook of the chapter that needs torchviz, too."""
@@ -54,7 +61,7 @@ def chapter(site: Path) -> Path:
 def cell(chapter: Path, tmp_path: Path) -> Path:
     """Its first cell."""
     path = tmp_path / "cell.py"
-    path.write_text(nbformat.read(chapter, as_version=4).cells[1].source)
+    path.write_text(setup_cells(chapter)[0].source)
     return path
 
 
@@ -77,7 +84,7 @@ def test_it_installs_once_and_then_does_nothing(where: str, cell: Path, chapter:
             shutil.copy(path, bare.work)
         (bare.work / "0_broken.ipynb").write_text("{")
     else:
-        cell.write_text(nbformat.read(chapter, as_version=4).cells[-1].source)
+        cell.write_text(setup_cells(chapter)[1].source)
     done = bare.run("-c", TWICE, str(cell))
     assert re.fullmatch(r"Installed: accumviz [\d.]+, torchviz [\d.]+\n--- again\n\[\]\n", done.stdout), done.stderr
     assert bare.run("-c", "import accumviz, torchviz; accumviz.record").returncode == 0
@@ -91,8 +98,7 @@ def test_where_a_notebook_cannot_read_itself_its_last_cell_is_to_be_run(cell: Pa
 
 def test_a_pip_that_fails_is_quoted_with_the_files_that_it_should_have_installed(chapter: Path, bare: Runtime) -> None:
     (bare.work / "pip.py").write_text("raise SystemExit('this pip installs nothing')\n")
-    notebook = nbformat.read(chapter, as_version=4)
-    ran, _ = bare.execute(new_notebook(cells=[notebook.cells[1], notebook.cells[-1]])).cells
+    ran, _ = bare.execute(new_notebook(cells=setup_cells(chapter))).cells
     (error,) = ran.outputs
     said = "\n".join(error.traceback)
     assert said.startswith("accumviz could not be set up: pip said\nthis pip installs nothing\n")
