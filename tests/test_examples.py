@@ -1,4 +1,4 @@
-"""Each loop of `examples` gets the report that its page shows, and is healthy once the change below it is made."""
+"""Each example gets the report that its page shows, and is healthy once changed; what README.md shows is so."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from accumviz.cli import main
 from tests.light import LIGHT
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,3 +48,17 @@ def test_an_example_gets_its_report_and_is_healthy_once_changed(
     changed = tmp_path / name
     changed.write_text(LIGHT + text.replace(before, after), "utf-8")
     assert "\nReport: healthy (" in report(changed, tmp_path)
+
+
+def test_the_readme_shows_the_first_report_and_every_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    name, said, _ = SECTIONS[0]
+    assert f"```\n$ accumviz run --check {name}\n{said}```\n" in readme
+    main(["rules"])
+    assert f"```\n$ accumviz rules\n{capsys.readouterr().out}```\n" in readme
+
+
+def test_the_readmes_links_lead_to_files() -> None:
+    links = re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text("utf-8"))
+    assert links
+    assert [link for link in links if not (ROOT / link).is_file()] == []
