@@ -40,7 +40,7 @@ _LEGEND = (
 
 
 @dataclass(frozen=True)
-class Lane:
+class Stripe:
     """A row of the drawing, as high as `height` in the units of its shapes: classes, and the path of each."""
 
     name: str
@@ -84,9 +84,9 @@ class Sharding(Displayed):
             f" At most it holds {size(self.most(setting))} in all; with DDP, {size(self.ddp)}."
         )
 
-    def lanes(self, setting: Setting) -> dict[str, list[Lane]]:
+    def lanes(self, setting: Setting) -> dict[str, list[Stripe]]:
         """Return the rows of the drawing under their headings."""
-        drawn: dict[str, list[Lane]] = {}
+        drawn: dict[str, list[Stripe]] = {}
         ranks = self.runs[setting]
         for rank, moments in enumerate(ranks):
             held = _held(moments)
@@ -94,10 +94,10 @@ class Sharding(Displayed):
             drawn[f"rank {rank}"] = []
             for layer in range(held.shape[1]):
                 shapes = list(_stripes(held[:, layer] / unit, rank, len(ranks)))
-                lane = Lane(f"layer {layer + 1}", 2 * len(ranks) + 1, shapes)
+                lane = Stripe(f"layer {layer + 1}", 2 * len(ranks) + 1, shapes)
                 drawn[f"rank {rank}"].append(lane)
         shapes = list(self._memory(ranks[0], len(ranks)))
-        drawn["memory of rank 0"] = [Lane(f"0 to {size(self._most)}", 100, shapes)]
+        drawn["memory of rank 0"] = [Stripe(f"0 to {size(self._most)}", 100, shapes)]
         return drawn
 
     def _memory(
