@@ -30,7 +30,7 @@ TEACHING_WITH_TORCH = {
     "accumviz.book.loops",
 }
 # Above everything, the recorder included: they run, or stand around, what the user trains.
-ABOVE = {"accumviz.cli", "accumviz.expectation"}
+ABOVE = {"accumviz.cli", "accumviz.expectation"} | {name for name in MODULES if "accumviz.integrations" in name}
 DATA = {"accumviz.arguments", "accumviz.needs", "accumviz.show"}
 FLOORS = ("accumviz.ledger", "accumviz.graph", "accumviz.checks", "accumviz.views", "accumviz.book")
 

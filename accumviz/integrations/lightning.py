@@ -1,0 +1,41 @@
+"""Check a Trainer of Lightning while it trains: `Trainer(callbacks=[LightningCheck()])`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback
+from lightning.pytorch.utilities import rank_zero_info
+
+from accumviz.integrations import FirstSteps
+
+
+class LightningCheck(Callback):  # type: ignore[misc] # it may not be installed
+    """Record a Trainer's first `steps`; the report goes to the log of Lightning, numbers to the Trainer's loggers."""
+
+    def __init__(self, steps: int = 100) -> None:
+        self._first = FirstSteps(steps, rank_zero_info)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to record."""
+        self._first.begin(trainer.global_step, pl_module, *trainer.optimizers)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """Judge after the last of the steps."""
+        self._first.stepped(trainer.global_step, _log_of(trainer))
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Judge a training that was shorter."""
+        self._first.end(_log_of(trainer))
+
+    def on_exception(self, trainer: Any, *_: Any) -> None:
+        """Judge a training that was cut short."""
+        self._first.end(_log_of(trainer))
+
+
+def _log_of(trainer: Any) -> Any:
+    def log(numbers: dict[str, float]) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics(numbers, step=trainer.global_step)
+
+    return log
