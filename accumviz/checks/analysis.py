@@ -434,10 +434,8 @@ class OptimizerHistory(LedgerAnalysis):
         self.name = f"optimizer {optimizer}"
         if optimizer < len(names):
             self.name = str(names[optimizer])
-        self.steps = steps_of(self.ledger, (optimizer,))
-        mine = self.events.detail("optimizer_index", 0) == optimizer
-        skipped = self.events.where("kind", "step") & self.events.skipped
-        self.skipped = np.flatnonzero(skipped & mine)
+        self.steps = steps_of(self.events, [optimizer])
+        self.skipped = steps_of(self.events, [optimizer], skipped=True)
         reached = self.contributed[:, self.columns].any(axis=1)
         self.backwards = np.flatnonzero(reached & self.backward)
         changed = self.ledger.state[:, self.columns] & CHANGED

@@ -55,11 +55,14 @@ def _outside(analysis: LedgerAnalysis) -> dict[OptimizerHistory | None, list[int
     """Return the parameters that are never trained, by the optimizer that has them and never steps."""
     is_erased = _is_erased(analysis)
     in_vain = not all(optimizer.windows for optimizer in analysis.optimizers)
+    owners: dict[int, OptimizerHistory] = {}
+    for optimizer in analysis.every_optimizer:
+        owners |= dict.fromkeys(optimizer.columns.tolist(), optimizer)
     outside: dict[OptimizerHistory | None, list[int]] = {}
     for p in _unused(analysis):
-        owner = next((o for o in analysis.every_optimizer if p in o.columns), None)
-        nothing_steps = owner and not analysis.optimizers
-        if not is_erased[p] or nothing_steps or (in_vain and not owner):
+        owner = owners.get(p)
+        never_steps = owner and not analysis.optimizers
+        if not is_erased[p] or never_steps or (in_vain and not owner):
             outside.setdefault(owner, []).append(p)
     return outside
 
@@ -86,13 +89,14 @@ def _nothing_to_step_on(optimizer: OptimizerHistory) -> Findings:
 
 def _steps_in_vain(optimizer: OptimizerHistory) -> list[tuple[int, int]]:
     """Return the steps without a gradient, each with the first backward since the step before."""
+    grads = optimizer.ledger.grad[optimizer.steps][:, optimizer.columns]
+    filled = np.any(grads > 0, axis=1)
     reached = np.any(optimizer.contributed, axis=1)
-    every = optimizer.at["backward"]
     in_vain = []
-    for step in optimizer.steps.tolist():
-        since = between(every, optimizer.previous_step(step), step)
-        filled = (optimizer.ledger.grad[step, optimizer.columns] > 0).any()
-        if since and not (filled or reached[since].any()):
+    for step in optimizer.steps[~filled].tolist():
+        before = optimizer.previous_step(step)
+        since = between(optimizer.at["backward"], before, step)
+        if since and not reached[since].any():
             in_vain.append((step, since[0]))
     return in_vain
 
@@ -111,12 +115,15 @@ def _unused(analysis: LedgerAnalysis) -> list[int]:
     stepping = {optimizer.optimizer for optimizer in analysis.optimizers}
     # What is moved by hand needs no step, and a part of a script may be one without steps.
     whole = analysis.ledger.meta.get("ended") == "exit" and not analysis.moved.any()
+    if not (stepping or whole):
+        return []
     unused = []
     for p, parameter in enumerate(analysis.parameters):
-        outside = (stepping or whole) and stepping.isdisjoint(parameter.optimizers)
-        again = _AGAIN if parameter.optimizers else 1
-        is_candidate = outside and not parameter.unsharded_of
-        if is_candidate and _rounds(analysis, p) > again:
+        is_stepped = not stepping.isdisjoint(parameter.optimizers)
+        if is_stepped or parameter.unsharded_of:
+            continue
+        often = _AGAIN if parameter.optimizers else 1
+        if _rounds(analysis, p) > often:
             unused.append(p)
     return unused
 
@@ -125,7 +132,9 @@ def _rounds(analysis: LedgerAnalysis, p: int) -> int:
     """Count the windows, of whatever optimizer, in which a parameter gets a gradient; its gradients if none steps."""
     born = np.flatnonzero(analysis.contributed[:, p])
     steps = analysis.at["step"]
-    return np.unique(np.searchsorted(steps, born)).size if steps.size else born.size
+    if not steps.size:
+        return born.size
+    return np.unique(steps.searchsorted(born)).size
 
 
 # --- what has to be meant ---------------------------------------------------------------------
@@ -150,37 +159,41 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
 
 def _of_optimizer(optimizer: OptimizerHistory) -> Iterator[str]:
     """Say what an optimizer steps on in vain: no gradient, an empty group, what is frozen or no loss reaches."""
-    name, steps = optimizer.name, optimizer.steps
-    if not steps.size:
-        return
-    # What one rank lacks another one may have.
-    if optimizer.rank is None and len(optimizer.windows) >= _AGAIN:
-        idle = _idle(optimizer)
-        frozen = [p for p in idle if not optimizer.parameters[p].requires_grad]
-        unreached = [p for p in idle if p not in frozen]
-        if unreached:
-            yield f"no loss is meant to reach {_named(optimizer, unreached)}, which {name} has"
-        if frozen:
-            yield f"{_named(optimizer, frozen)}, which {name} has, {'are' if frozen[1:] else 'is'} meant to be frozen"
-    if not optimizer.windows and steps.size >= _AGAIN:
-        yield f"{name} is meant to step {steps.size} times without a gradient"
-    empty = optimizer.detail(int(steps[0]), "empty_groups")
-    if empty:
+    name, many = optimizer.name, optimizer.steps.size
+    parameters = optimizer.parameters
+    idle = _idle(optimizer)
+    frozen = [p for p in idle if not parameters[p].requires_grad]
+    unreached = [p for p in idle if parameters[p].requires_grad]
+    if unreached:
+        names = _named(optimizer, unreached)
+        yield f"no loss is meant to reach {names}, which {name} has"
+    if frozen:
+        verb = "is" if len(frozen) == 1 else "are"
+        names = _named(optimizer, frozen)
+        yield f"{names}, which {name} has, {verb} meant to be frozen"
+    if not optimizer.windows and many >= _AGAIN:
+        yield f"{name} is meant to step {many} times without a gradient"
+    empty = optimizer.events.detail("empty_groups", default=False)
+    if empty[optimizer.steps[:1]].any():
         yield f"a group of {name} without a parameter is meant"
 
 
 def _idle(optimizer: OptimizerHistory) -> list[int]:
     """Return an optimizer's parameters whose `.grad` nothing touches; none where FSDP may not have scattered one."""
-    parameters = optimizer.parameters
+    # What one rank lacks another one may have.
+    if optimizer.rank is not None or len(optimizer.windows) < _AGAIN:
+        return []
     happened = optimizer.ledger.state & (CONTRIBUTED | PRESENT | CHANGED)
     touched = np.any(happened, axis=0)
-    elsewhere = {parameters[p].unsharded_of for p in np.flatnonzero(touched).tolist()}
-    idle = [
-        p
-        for p in optimizer.columns[~touched[optimizer.columns]].tolist()
-        if not parameters[p].unsharded_of
-    ]
-    return idle if elsewhere.isdisjoint(optimizer.names(idle)) else []
+    idle = []
+    scattered = set()
+    for p, parameter in enumerate(optimizer.parameters):
+        whole = parameter.unsharded_of
+        if touched[p]:
+            scattered.add(whole)
+        elif not whole and optimizer.optimizer in parameter.optimizers:
+            idle.append(p)
+    return idle if scattered.isdisjoint(optimizer.names(idle)) else []
 
 
 def _shared_loss(
@@ -195,14 +208,12 @@ def _shared_loss(
     if not (shared and several and _are_apart(one, other)):
         return None
     backwards = one.read[np.isin(its, theirs)].tolist()
-    trained = _losses_in_words(one, backwards)
-    said = f"{trained} meant to train what {one.name} has, as well as what {other.name} has"
+    every = [one.ledger[b].label or "a loss" for b in backwards]
+    labels = list(dict.fromkeys(every))
+    trained = " and ".join(labels)
+    verb = "is" if len(labels) == 1 else "are each"
+    said = f"{trained} {verb} meant to train what {one.name} has, as well as what {other.name} has"
     return said, backwards[0]
-
-
-def _losses_in_words(analysis: LedgerAnalysis, backwards: list[int]) -> str:
-    labels = dict.fromkeys(analysis.ledger[b].label or "a loss" for b in backwards)
-    return f"{' and '.join(labels)} {'is' if len(labels) == 1 else 'are each'}"
 
 
 # --- several networks -------------------------------------------------------------------------
@@ -284,22 +295,17 @@ def _read_together(optimizer: OptimizerHistory, other: OptimizerHistory) -> _Lea
 
     The loop erases this one's loss for the other one, and not the other's for this one.
     """
-    reached = optimizer.contributed[:, other.columns].any(axis=1)
+    sites = optimizer.sites
+    reached = np.isin(np.arange(len(sites)), other.backwards)
     erased = reached & ~other.in_use
     for step, window in optimizer.windows.items():
-        kept = [b for b in window if erased[b]]
-        for b in _of_other_lines(optimizer, window, kept):
-            if b in other.first_step_of:
+        lost = [b for b in window if erased[b]]
+        its_sites = sites[lost]
+        for b in window:
+            # Those of another line that come after the first that was erased.
+            follows = lost and b > lost[0] and sites[b] not in its_sites
+            if follows and b in other.first_step_of:
                 yield b, other.first_step_of[b], step
-
-
-def _of_other_lines(
-    analysis: LedgerAnalysis, window: list[int], kept: list[int]
-) -> list[int]:
-    """Return the backwards of a window that come after the first of some, at none of their lines."""
-    sites = analysis.sites[kept]
-    after = [b for b in window if kept and b > kept[0]]
-    return [b for b in after if analysis.sites[b] not in sites]
 
 
 def _zeroed_first(
@@ -309,12 +315,11 @@ def _zeroed_first(
     if not alone or alone[0] < early:
         return ""
     first, late = analysis.ledger[alone[0]], analysis.ledger[step]
+    line = zeroing(late)
     lines = analysis.events.column("line")[window].tolist()
     if lines.count(first.line) == 1 and knows(first, late):
-        return analysis.code.added(first, zeroing(late))
+        return analysis.code.added(first, line)
     other = analysis.ledger[early]
-    return (
-        analysis.code.added(other, zeroing(late), below=True)
-        if knows(other, late)
-        else ""
-    )
+    if not knows(other, late):
+        return ""
+    return analysis.code.added(other, line, below=True)

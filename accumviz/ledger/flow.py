@@ -457,7 +457,7 @@ class Flow:
         self, optimizers: Sequence[int], entered: ndarray, end: ndarray
     ) -> tuple[ndarray, ndarray]:
         """Return the first step that used each contribution (-1: none), and how many did."""
-        steps = steps_of(self.ledger, optimizers)
+        steps = steps_of(self.events, optimizers)
         first, until = self.reads(steps, entered, end)
         many = np.maximum(until - first, 0)
         following = np.append(steps, -1)[first]
@@ -598,7 +598,7 @@ class Flow:
         until = until[born]
         in_order = (np.diff(until) >= 0).all()
         names = self.events.detail("optimizer", "")
-        for step in steps_of(self.ledger, (optimizer,)).tolist():
+        for step in steps_of(self.events, [optimizer]).tolist():
             stop = np.searchsorted(born, step)
             if in_order:  # a slice, which takes no memory
                 start = np.searchsorted(until, step, side="right")
@@ -612,7 +612,7 @@ class Flow:
         held = _held_before(self.ledger)
         for p in np.flatnonzero(held).tolist():
             history = self.of[p]
-            steps = steps_of(self.ledger, history.optimizers)
+            steps = steps_of(self.events, history.optimizers)
             if (steps <= history.ends[0]).any():
                 return True
         return False
@@ -699,13 +699,13 @@ def scatters(events: Events) -> ndarray:
     return takes
 
 
-def steps_of(ledger: Arrays, optimizers: Sequence[int]) -> ndarray:
-    """Return the steps of these optimizers that changed weights, as indices of events."""
-    events = ledger.events
-    taken = events.where("kind", "step") & ~events.skipped
-    stepped = events.detail("optimizer_index", 0)
-    mine = np.isin(stepped, optimizers)
-    return np.flatnonzero(taken & mine)
+def steps_of(
+    events: Events, optimizers: Sequence[int], *, skipped: bool = False
+) -> ndarray:
+    """Return the steps of these optimizers that changed weights, or those that were skipped, as indices of events."""
+    steps = events.where("kind", "step") & (events.skipped == skipped)
+    mine = np.isin(events.detail("optimizer_index", 0), optimizers)
+    return np.flatnonzero(steps & mine)
 
 
 def number(value: Any) -> float:

@@ -325,12 +325,10 @@ def _read(flow: Flow, optimizer: int, passage: Passage, most: int) -> _Readings:
     """Return which steps read these contributions; those that no step reads count 0 in the next one."""
     events = flow.events
     entered = passage.entered
-    steps = steps_of(flow.ledger, (optimizer,))
+    steps = steps_of(events, [optimizer])
     first, until = flow.reads(steps, entered, passage.end)
     lost = until <= first
-    mine = events.detail("optimizer_index", 0) == optimizer
-    skipped = events.where("kind", "step") & events.skipped
-    skips = np.flatnonzero(skipped & mine)
+    skips = steps_of(events, [optimizer], skipped=True)
     skips_before = np.searchsorted(skips, entered)
     # It was there for a step that was skipped.
     tried = np.searchsorted(skips, passage.end) > skips_before
