@@ -234,7 +234,10 @@ class LedgerAnalysis:
         self.window_shares = self._window_shares()
         self.every_optimizer: list[OptimizerHistory] = []
         self.optimizers: list[OptimizerHistory] = []
-        for index in sorted({i for p in ledger.parameters for i in p.optimizers}):
+        numbers: set[int] = set()
+        for parameter in ledger.parameters:
+            numbers.update(parameter.optimizers)
+        for index in sorted(numbers):
             optimizer = OptimizerHistory(self, index)
             self.every_optimizer.append(optimizer)
             if optimizer.steps.size or optimizer.skipped.size:
@@ -265,15 +268,20 @@ class LedgerAnalysis:
 
     def _rows(self) -> Iterator[_Row]:
         shares = self.shares
+        columns = dict(vars(shares))
+        whole = columns["whole"] = shares.mean | shares.opaque
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             # What is maximised has a minus before it, and weighs as much.
             factor = np.abs(shares.constant) * shares.by_hand
-            each = np.where(shares.mean, factor / shares.elements, factor)
-            whole = shares.mean | shares.opaque
-            weight = np.where(whole, factor, factor * shares.elements)
-        columns = {**vars(shares), "each": each, "whole": whole, "weight": weight}
+            each = factor / shares.elements
+            columns["each"] = np.where(shares.mean, each, factor)
+            weight = factor * shares.elements
+            columns["weight"] = np.where(whole, factor, weight)
         order = np.lexsort((shares.backward, shares.objective, shares.step))
-        lists = [columns[name][order].tolist() for name in _Row._fields]
+        lists = []
+        for name in _Row._fields:
+            column = columns[name][order]
+            lists.append(column.tolist())
         return map(_Row._make, zip(*lists, strict=True))
 
     def _window_share(self, rows: list[_Row], of_step: WindowShares) -> WindowShare:
@@ -332,11 +340,10 @@ class LedgerAnalysis:
         begun: dict[tuple[int, str], int] = {}
         epochs: dict[int, int] = {}
         for e in self.at["loader"].tolist():
-            details = self.ledger[e].details
-            loader = int(self.ranks[e]), str(details.get("loader"))
+            loader = int(self.ranks[e]), str(self.detail(e, "loader"))
             if loader in begun:  # its end, or it was left early
                 epochs[begun.pop(loader)] = e
-            if details.get("what") == "begins":
+            if self.detail(e, "what") == "begins":
                 begun[loader] = e
                 epochs[e] = len(self.events)
         return sorted(epochs.items())
@@ -344,12 +351,11 @@ class LedgerAnalysis:
     def carried(self, share: WindowShare) -> int:
         """Count the micro-batches of a window that came before a loader began anew inside it."""
         first, last = share.backwards[0], share.backwards[-1]
-        anew = [
-            begins
-            for begins, ends in self.epochs
-            if first < begins < last and self.backward[begins:ends].any()
-        ]
-        return sum(b < anew[-1] for b in share.backwards) if anew else 0
+        carried = 0
+        for begins, ends in self.epochs:
+            if first < begins < last and self.backward[begins:ends].any():
+                carried = sum(b < begins for b in share.backwards)
+        return carried
 
     # --- what a recording says of itself --------------------------------------------------------
 
@@ -423,28 +429,23 @@ class OptimizerHistory(LedgerAnalysis):
     def __init__(self, analysis: LedgerAnalysis, optimizer: int) -> None:
         vars(self).update(vars(analysis))
         self.optimizer = optimizer
-        columns = [
-            i for i, p in enumerate(self.parameters) if optimizer in p.optimizers
-        ]
-        self.rank = self.parameters[columns[0]].rank
+        has = [optimizer in parameter.optimizers for parameter in self.parameters]
+        self.columns = np.flatnonzero(has)
+        self.rank = self.parameters[self.columns[0]].rank
         # Optimizers of several ranks are numbered through.
         self.place = sum(before.rank == self.rank for before in self.every_optimizer)
-        self.columns = np.array(columns, int)
-        names = self.listed("optimizers")
-        self.name = f"optimizer {optimizer}"
-        if optimizer < len(names):
-            self.name = str(names[optimizer])
+        names = dict(enumerate(self.listed("optimizers")))
+        self.name = str(names.get(optimizer, f"optimizer {optimizer}"))
         self.steps = steps_of(self.events, [optimizer])
         self.skipped = steps_of(self.events, [optimizer], skipped=True)
-        reached = self.contributed[:, self.columns].any(axis=1)
+        reached = self._any(self.contributed)
         self.backwards = np.flatnonzero(reached & self.backward)
-        changed = self.ledger.state[:, self.columns] & CHANGED
-        self.changes: np.ndarray = np.any(changed, axis=1)
+        self.changes = self._any(self.ledger.state & CHANGED)
         self.changing = {}
         for kind, events in self.at.items():
             self.changing[kind] = events[self.changes[events]]
         self.eraser = self.erased[:, self.columns].max(axis=1)
-        self.in_use: np.ndarray = np.any(self.used[:, self.columns], axis=1)
+        self.in_use = self._any(self.used)
         mine = self.shares.optimizer == optimizer
         self.consumed = self.shares.take(mine & ~self.shares.erased)
         first = self.consumed.term == 0
@@ -458,6 +459,11 @@ class OptimizerHistory(LedgerAnalysis):
             self.first_step_of.setdefault(backward, step)
         lengths = Counter(self.first_step_of.values())
         self.usual = modal_length(lengths.values())
+
+    def _any(self, cells: np.ndarray) -> np.ndarray:
+        """Mark the events at which this holds of one of this optimizer's parameters."""
+        events: np.ndarray = np.any(cells[:, self.columns], axis=1)
+        return events
 
     def of_step(self, step: int) -> WindowShares:
         """Return what a step read of every objective, or would have read but for a zeroing."""

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
-from itertools import takewhile
 from textwrap import dedent
 from typing import Any
 
@@ -45,28 +44,36 @@ def calling_line(event: Event, *others: Event) -> Event:
     'zero()'
     """
     frames = event.frames
-    meetings = [_frames_apart(event, other) for other in others]
-    meeting = min(meetings, default=len(frames))
-    longest = max(len(each.frames) for each in (event, *others))
-    if meeting < 2 or (meeting == len(frames) and longest >= _KEPT):
+    apart = len(frames)
+    longest = len(frames)
+    for other in others:
+        apart = min(apart, _frames_apart(event, other))
+        longest = max(longest, len(other.frames))
+    never_met = apart == len(frames)
+    if apart < 2 or (never_met and longest >= _KEPT):
         return event
-    file, line, source = frames[meeting - 1]
+    file, line, source = frames[apart - 1]
     return replace(event, file=file, line=line, source=source)
 
 
 def _frames_apart(event: Event, other: Event) -> int:
     """Return how many of an event's innermost frames are above all that it shares with another event."""
-    frames = [frame[:2] for frame in event.frames]
-    pairs = zip(frames[::-1], other.frames[::-1], strict=False)
-    shared = takewhile(lambda pair: pair[0] == pair[1][:2], pairs)
-    return len(frames) - len(list(shared))
+    apart = len(event.frames)
+    outermost = zip(reversed(event.frames), reversed(other.frames), strict=False)
+    for frame, theirs in outermost:
+        if frame[:2] != theirs[:2]:
+            break
+        apart -= 1
+    return apart
 
 
 def replaced(event: Event, line: str) -> str:
     """Write another line in the place of this one."""
     if not event.source or line == event.source:
         return ""
-    return f"- {literal(event.source)}\n+ {literal(line)}"
+    removed = _marked("-", event.source)
+    added = _marked("+", line)
+    return f"{removed}\n{added}"
 
 
 class _Function:
@@ -77,12 +84,14 @@ class _Function:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.tree = ast.parse("\n".join(self.rows))
+        # Each statement, with the one that it stands in and the block that it is a part of.
         self._around: dict[Any, tuple[Any, list[Any]]] = {}
         for node in ast.walk(self.tree):
-            if isinstance(node, _HEADS):
-                for block in vars(node).values():
-                    if isinstance(block, list):
-                        self._around |= dict.fromkeys(block, (node, block))
+            if not isinstance(node, _HEADS):
+                continue
+            for _, block in ast.iter_fields(node):
+                if isinstance(block, list):
+                    self._around |= dict.fromkeys(block, (node, block))
 
     def statement(self, line: int) -> ast.stmt:
         """Return the innermost statement that a line is in. Raises `ValueError` where it is in none."""
@@ -112,13 +121,10 @@ class _Function:
 
     def may_move(self, node: ast.stmt, line: int) -> bool:
         """Return whether a call may move to a line: no statement between them binds a name that it reads."""
-        between = range(*sorted((node.lineno, line)))
+        start, stop = sorted((node.lineno, line))
         names = [name for name in ast.walk(self.tree) if isinstance(name, ast.Name)]
-        bound = {
-            name.id
-            for name in names
-            if name.lineno in between and isinstance(name.ctx, ast.Store)
-        }
+        stored = [name for name in names if isinstance(name.ctx, ast.Store)]
+        bound = {name.id for name in stored if start <= name.lineno < stop}
         return bound.isdisjoint(_names(node))
 
     def has_names(self, line: str) -> bool:
@@ -183,19 +189,19 @@ class Code:
     def _only_of(self, event: Event, other: Event) -> list[ast.stmt]:
         """Return what one line is reached under, and another one is not: the innermost first."""
         guards = self._function(event).guards(event.line)
-        theirs = self._function(other).guards(other.line)
-        same_file = event.file == other.file
-        return [node for at, node in guards.items() if not (same_file and at in theirs)]
+        shared: set[tuple[int, int]] = set()
+        if event.file == other.file:
+            shared.update(self._function(other).guards(other.line))
+        return [node for at, node in guards.items() if at not in shared]
 
     @_or_nothing
     def removed(self, event: Event) -> str:
         """Take this line out."""
         function = self._function(event)
         node = function.statement(event.line)
-        simple = _is_simple(event) and len(_lines(node)) == 1
-        return (
-            _marked("-", event.source) if simple and not function.is_all(node) else ""
-        )
+        if function.is_all(node) or not _is_one_line(event, node):
+            return ""
+        return _marked("-", event.source)
 
     @_or_nothing
     def added(self, event: Event, line: str, *, below: bool = False) -> str:
@@ -208,18 +214,20 @@ class Code:
         """Move this line above the other one, or below it, with a condition that is for it alone."""
         function = self._function(event)
         node = function.statement(event.line)
+        is_call = _is_one_line(event, node) and isinstance(node, ast.Expr)
+        fits = is_call and event.file == other.file and _may_have_neighbours(other)
         guards = self._only_of(event, other)
-        fits = _is_simple(event) and _may_have_neighbours(other) and len(guards) < 2
-        fits &= isinstance(node, ast.Expr) and len(_lines(node)) == 1
-        fits &= other.file == event.file
         if guards:
             node = function.statement(guards[0].lineno)
-            fits &= isinstance(node, ast.If) and len(_lines(node)) == 2
+            alone = isinstance(node, ast.If) and len(_lines(node)) == 2
+            fits &= alone and len(guards) == 1
         if not (fits and function.may_move(node, other.line)) or function.is_all(node):
             return ""
         rows = function.rows[node.lineno - 1 : node.end_lineno]
         texts = dedent("\n".join(rows)).splitlines()
-        return f"{_marked('-', *texts)}\n{_beside(other, texts, below)}"
+        removed = _marked("-", *texts)
+        added = _beside(other, texts, below)
+        return f"{removed}\n{added}"
 
     @_or_nothing
     def zeroed_below(
@@ -254,8 +262,14 @@ def _marked(mark: str, *lines: str) -> str:
 
 def _beside(event: Event, added: list[str], below: bool) -> str:
     """Write lines that are added above a line, or below it."""
-    rows = [f"  {literal(event.source)}", _marked("+", *added)]
-    return "\n".join(rows if below else rows[::-1])
+    line = f"  {literal(event.source)}"
+    marked = _marked("+", *added)
+    return f"{line}\n{marked}" if below else f"{marked}\n{line}"
+
+
+def _is_one_line(event: Event, node: ast.stmt) -> bool:
+    """Return whether a statement is one call by itself, on one line."""
+    return _is_simple(event) and len(_lines(node)) == 1
 
 
 def _is_simple(event: Event) -> bool:
