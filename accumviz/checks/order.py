@@ -149,9 +149,10 @@ def _concerned(analysis: LedgerAnalysis, clip: Event) -> list[OptimizerHistory]:
 
 def _scaled(optimizer: OptimizerHistory) -> dict[int, float]:
     """Return the backwards whose loss the scaler had multiplied by something else than 1, and by what."""
-    scales = optimizer.events.detail("amp_scale", 1.0)[optimizer.backwards].tolist()
-    pairs = zip(optimizer.backwards.tolist(), scales, strict=True)
-    return {b: scale for b, scale in pairs if scale != 1}
+    scales = optimizer.events.detail("amp_scale", 1.0)
+    backwards = optimizer.backwards
+    scaled = backwards[scales[backwards] != 1]
+    return dict(zip(scaled.tolist(), scales[scaled].tolist(), strict=True))
 
 
 @for_each_optimizer
@@ -198,7 +199,7 @@ def _unscaled_above(analysis: LedgerAnalysis, clip: int, step: int) -> str:
 def _clips_scaled(optimizer: OptimizerHistory, scaled: list[int], clip: int) -> bool:
     """Return whether a clip shortened gradients of this window that nothing had unscaled."""
     since = optimizer.previous_step(clip)
-    inside = between(np.array(scaled), since, clip)
+    inside = [b for b in scaled if since < b < clip]
     # The limit may be as many times larger.
     scaled_limit = "get_scale" in optimizer.ledger[clip].source
     if not inside or scaled_limit or optimizer.clip_ratio(clip) >= 1 - SAME:
@@ -317,9 +318,13 @@ def _stepped_too_often(optimizer: OptimizerHistory, schedules: np.ndarray) -> li
     """Return the steps of most windows, where a scheduler steps between any two of their backwards; else none."""
     if not schedules.size or _is_given_its_place(optimizer.ledger[int(schedules[0])]):
         return []
-    windows = {s: used for s, used in optimizer.windows.items() if len(used) > 1}
-    steps = [s for s, used in windows.items() if _is_between_all(schedules, used)]
-    return steps if 2 * len(steps) > len(windows) else []
+    several = 0
+    steps = []
+    for step, window in optimizer.windows.items():
+        several += len(window) > 1
+        if len(window) > 1 and _is_between_all(schedules, window):
+            steps.append(step)
+    return steps if 2 * len(steps) > several else []
 
 
 def _is_between_all(schedules: np.ndarray, window: list[int]) -> bool:
@@ -329,8 +334,12 @@ def _is_between_all(schedules: np.ndarray, window: list[int]) -> bool:
 
 def _rates(analysis: LedgerAnalysis, schedules: np.ndarray) -> list[float]:
     """Return the first group's learning rate after each of these events."""
-    every = analysis.events.detail("lr", None)[schedules].tolist()
-    return [number(rates[0]) for rates in every if isinstance(rates, list) and rates]
+    of_groups = analysis.events.detail("lr", None)
+    rates = []
+    for groups in of_groups[schedules].tolist():
+        if isinstance(groups, list) and groups:
+            rates.append(number(groups[0]))
+    return rates
 
 
 def _comes_to_nothing(analysis: LedgerAnalysis, schedules: np.ndarray) -> bool:

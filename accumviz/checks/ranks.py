@@ -159,13 +159,13 @@ def _stays(analysis: LedgerAnalysis, zero: int, p: int) -> bool:
     FSDP1 erases its sum in the forward that follows.
     """
     ledger = analysis.ledger
-    present = ledger.state[:, p] & PRESENT
+    present = ledger.state[:, p] & PRESENT > 0
     mine = ledger[zero].rank in (None, ledger.parameters[p].rank)
     if not mine or not zero or not present[zero - 1]:
         return False
-    reached = analysis.contributed[zero:, p] & analysis.backward[zero:]
-    after = np.flatnonzero(reached)[:1].tolist()
-    return any(present[zero : zero + first].all() for first in after)
+    reached = analysis.contributed[:, p] & analysis.backward
+    later = np.flatnonzero(reached[zero:])
+    return later.size > 0 and bool(present[zero : zero + later[0]].all())
 
 
 # --- what ranks say of themselves -------------------------------------------------------------
@@ -266,8 +266,8 @@ def _compared_windows(ranks: Sequence[RankSummary]) -> list[list[RankWindow]]:
     for rank in ranks:
         for window in rank.windows:
             kinds[window.kind].append(window)
-    of_kinds = [windows for _, windows in sorted(kinds.items())]
-    return list(filter(_can_be_compared, of_kinds))
+    windows = [kinds[kind] for kind in sorted(kinds)]
+    return list(filter(_can_be_compared, windows))
 
 
 def _can_be_compared(windows: list[RankWindow]) -> bool:
@@ -337,9 +337,10 @@ def _shares_nothing(optimizer: OptimizerHistory) -> bool:
 def _is_local(optimizer: OptimizerHistory, clip: int) -> bool:
     """Return whether a clip that shortened gradients took the norm of what this rank holds for the whole."""
     total = number(optimizer.detail(clip, "total_norm"))
-    mine = np.array([p.rank == optimizer.rank for p in optimizer.parameters])
-    norms = optimizer.ledger.grad[clip - 1, mine].astype(float)
-    norm = float(np.linalg.norm(norms[np.isfinite(norms)]))
+    mine = [parameter.rank == optimizer.rank for parameter in optimizer.parameters]
+    norms = optimizer.ledger.grad[clip - 1, mine]
+    finite = norms[np.isfinite(norms)]
+    norm = float(np.linalg.norm(finite.astype(float)))
     local = math.isclose(total, norm, rel_tol=_SAME_NORM)
     return local and optimizer.clip_ratio(clip) < 1
 
@@ -362,11 +363,8 @@ def conditions_of_ranks(ranks: Sequence[RankSummary]) -> Iterator[str]:
 
 def _step_apart(norms: list[list[float]]) -> bool:
     """Return whether the norms of a step's gradients differ from one replica to another."""
-    for step in zip(*norms, strict=False):
-        least, most = min(step), max(step)
-        if most - least > _SAME_WEIGHT * most:
-            return True
-    return False
+    steps = zip(*norms, strict=False)
+    return any(max(step) - min(step) > _SAME_WEIGHT * max(step) for step in steps)
 
 
 def _is_divided_by_ranks(windows: list[RankWindow]) -> bool:

@@ -145,10 +145,10 @@ def _losses(analysis: LedgerAnalysis, backwards: list[int]) -> list[int]:
 
 def _run_again(analysis: LedgerAnalysis, used: list[int]) -> bool:
     """Return whether each backward runs more losses than the one before, whose graphs were retained."""
-    growing = (np.diff(_losses(analysis, used)) > 0).all()
-    one_line = len(set(analysis.sites[used].tolist())) == 1
-    retained = all(analysis.detail(b, "retain_graph") for b in used[:-1])
-    return bool(growing) and one_line and retained
+    growing = bool(np.all(np.diff(_losses(analysis, used)) > 0))
+    one_line = np.unique(analysis.sites[used]).size == 1
+    retained = analysis.events.detail("retain_graph", default=False)
+    return growing and one_line and bool(retained[used[:-1]].all())
 
 
 def _last_of_rising(optimizer: OptimizerHistory) -> list[int]:

@@ -181,7 +181,7 @@ def _is_divided_twice(share: WindowShare) -> bool:
         return _is_divided_sum(share)
     # A constant inside a mean may be a part of the loss, as its classes are.
     once = is_close(share.total * share.many, 1.0)
-    if not share.even or "own" in share.term or not once:
+    if not once or "own" in share.term or not share.even:
         return False
     # As many losses as there are micro-batches have a mean of which each weighs as little.
     together = sum(other.least for other in share.beside)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from accumviz.checks.analysis import (
     OptimizerHistory,
     are_close,
     for_each_optimizer,
+    is_close,
 )
 from accumviz.checks.report import Finding, Findings
 from accumviz.checks.suggestions import calling_line, knows, zeroing
@@ -123,12 +123,14 @@ def _zeroed_below(
 
 def _erased_before(optimizer: OptimizerHistory, step: int) -> list[Loss]:
     """Return the backwards that were zeroed before a step could read them."""
-    shares = optimizer.of_step(step)
-    lost = {b for share in shares for b in share.erased if optimizer.finite(b)}
+    lost: set[int] = set()
+    for share in optimizer.of_step(step):
+        lost.update(share.erased)
     # Where a hand has put something into `.grad`, what is there is not known.
     if not lost or optimizer.shares.of(step).lost_sight.any():
         return []
-    losses = [Loss(b, int(optimizer.eraser[b]), step) for b in sorted(lost)]
+    finite = filter(optimizer.finite, sorted(lost))
+    losses = [Loss(b, int(optimizer.eraser[b]), step) for b in finite]
     return [loss for loss in losses if _is_before_step(optimizer, loss)]
 
 
@@ -161,9 +163,12 @@ def _lost_before_steps(optimizer: OptimizerHistory) -> tuple[list[Loss], list[Lo
     inside: list[Loss] = []
     tails: list[Loss] = []
     for step, kept in optimizer.windows.items():
+        losses = _lost_of_one_loss(optimizer, step, kept)
+        if not losses:
+            continue
         epoch = optimizer.epoch(kept[-1])
         whole = len(kept) > 1 and _is_whole(optimizer, step)
-        for loss in _lost_of_one_loss(optimizer, step, kept):
+        for loss in losses:
             if optimizer.epoch(loss.backward) != epoch:
                 tails.append(loss)
             elif not whole and not _in_turns(optimizer, loss, kept[-1]):
@@ -269,18 +274,18 @@ def _thrown_away(optimizer: OptimizerHistory) -> list[list[int]]:
 
 def _left_at_the_end(optimizer: OptimizerHistory) -> list[int]:
     """Return the backwards that are live when everything is over, where a loader or the script has ended."""
+    sites = optimizer.sites
+    used = np.any(optimizer.ledger.outcomes.steps > 0, axis=1)
+    gone = used | (optimizer.eraser >= 0)
+    gone |= ~np.isin(sites, sites[optimizer.read])
     last = optimizer.read_step.max(initial=-1)
     late = optimizer.backwards[optimizer.backwards > last]
-    used = optimizer.ledger.outcomes.steps[late] > 0
-    gone = (optimizer.eraser[late] >= 0) | used.any(axis=1)
-    alike = np.isin(optimizer.sites[late], optimizer.sites[optimizer.read])
-    live = late[~gone & alike].tolist()
+    live = late[~gone[late]].tolist()
     unused = [b for b in live if optimizer.finite(b)]
     if not unused or (optimizer.skipped > unused[-1]).any():
         return []
-    at_end = optimizer.ended(unused[-1])
     by_itself = optimizer.ledger.meta.get("ended") == "exit"
-    return unused if at_end or by_itself else []
+    return unused if by_itself or optimizer.ended(unused[-1]) else []
 
 
 # --- consumed twice ---------------------------------------------------------------------------
@@ -360,7 +365,9 @@ def missing_zero_grad(optimizer: OptimizerHistory) -> Findings:
 def _evaluated_in_vain(optimizer: OptimizerHistory) -> dict[int, list[int]]:
     """Return the steps whose closure moved the weights and added to what it had brought before, and its backwards."""
     again = optimizer.moved & optimizer.closures
-    evaluated = {}
+    evaluated: dict[int, list[int]] = {}
+    if not again.any():
+        return evaluated
     for step in optimizer.windows:
         before = optimizer.previous_step(step)
         waiting = [b for b in optimizer.waiting(step) if b > before]
@@ -435,8 +442,10 @@ def _zeroed_beside(optimizer: OptimizerHistory, at: int, backward: int) -> str:
 def _kept_by_hand(optimizer: OptimizerHistory, backward: int) -> float:
     """Return which part of a contribution a hand keeps from each step to the next; 0 where it keeps all or none."""
     shares = optimizer.consumed
-    mine = shares.backward == backward
-    factors = shares.by_hand[mine & shares.followed].tolist()
-    ratios = [late / early for early, late in pairwise(factors)]
-    alike = are_close([*factors[:1], 1.0]) and are_close(ratios)
-    return ratios[0] if ratios and alike and ratios[0] < 1 - SAME else 0.0
+    mine = shares.followed & (shares.backward == backward)
+    factors = shares.by_hand[mine]
+    if factors.size < 2 or not is_close(factors[0], 1.0):
+        return 0.0
+    ratios = factors[1:] / factors[:-1]
+    kept = float(ratios[0])
+    return kept if are_close(ratios.tolist()) and kept < 1 - SAME else 0.0

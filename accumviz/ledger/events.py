@@ -274,8 +274,9 @@ class Events(Sequence[Event]):
             count = max(len(self.details), 1)
             table = np.full(count, default, kind)
             for code, details in enumerate(self.details):
-                with contextlib.suppress(TypeError, ValueError, OverflowError):
-                    table[code] = details.get(name, default)
+                if name in details:
+                    with contextlib.suppress(TypeError, ValueError, OverflowError):
+                        table[code] = details[name]
             column = table[self.column("details")]
             column.flags.writeable = False
             self._detailed[key] = column
