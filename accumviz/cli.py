@@ -406,7 +406,7 @@ def _explain(options: Any) -> None:
     from accumviz.checks.report import address
 
     for rule in sorted(options.rules):
-        page = address(rule, local=True)
+        page = address(rule)
         read = f"\nRead: {page}\n" if page else ""
         _print(f"{rule}\n\n{reference.entries()[rule]}\n{read}")
 

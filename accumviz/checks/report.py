@@ -19,7 +19,6 @@ from accumviz.show import Displayed, counted, encoded, literal, save_result
 
 # What the rules are, beside each other: a page of the book, below the folder of its chapters.
 _REFERENCE = "api"
-_BOOK = Path(__file__).resolve().parents[2]
 
 SEVERITIES = ("error", "warning", "note")
 # So many lines of code stand above the user's, and below it.
@@ -162,11 +161,8 @@ class Report(Displayed):
         )
         return f" ({looked})" if looked else ""
 
-    def text(self, *, color: bool = False, width: int = 0, local: bool = False) -> str:
-        """The report as text, wrapped at `width` columns (0: not at all); with `color`, in a terminal's colours.
-
-        With `local`, it leads to the book's files on this machine.
-        """
+    def text(self, *, color: bool = False, width: int = 0) -> str:
+        """The report as text, wrapped at `width` columns (0: not at all); with `color`, in a terminal's colours."""
         page = _Lines(width, color, [])
         page.add(f"Report: {self._verdict_first}{self._looked_at}", indent="")
         painted = page.paint(self.verdict, self.verdict)
@@ -178,7 +174,7 @@ class Report(Displayed):
             page.add("Begin with the first finding: others may follow from it.")
         for finding in self.findings:
             _write(finding, page)
-            read = address(finding.rule, local=local)
+            read = address(finding.rule)
             page.lines.append(f"  Read: {read or f'accumviz explain {finding.rule}'}")
         _write_unjudged(self.unjudged, page)
         return "\n".join(page.lines)
@@ -279,16 +275,9 @@ def around(text: str, line: int) -> tuple[tuple[int, str], ...]:
     return tuple(numbered[above : line + _AROUND]) if line else ()
 
 
-def address(rule: str, *, local: bool = False) -> str:
-    """Return where the book's entry about a rule is; empty where that is not known.
-
-    The variable ACCUMVIZ_BOOK names the address of a book that is published; a book that was built here
-    is found only if `local`.
-    """
+def address(rule: str) -> str:
+    """Return where the book's entry about a rule is; empty where the variable ACCUMVIZ_BOOK names no book."""
     book = os.environ.get("ACCUMVIZ_BOOK", "")
-    built = _BOOK / "_build" / "html"
-    if local and not book and (built / f"{_REFERENCE}.html").exists():
-        book = built.as_uri()
     return f"{book.rstrip('/')}/{_REFERENCE}.html#rule-{rule}" if book else ""
 
 
@@ -332,7 +321,7 @@ def _each_in_words(texts: list[str]) -> str:
 
 
 def terminal(stream: Any) -> dict[str, Any]:
-    """Return how a report is written to a stream: in a terminal, with colours, wrapped, and leading to local files."""
+    """Return how a report is written to a stream: in a terminal, with colours and wrapped."""
     wide = os.environ.get("COLUMNS", "")
     width = int(wide) if wide.isdecimal() else 0
     if not getattr(stream, "isatty", bool)():
@@ -340,7 +329,7 @@ def terminal(stream: Any) -> dict[str, Any]:
     with suppress(OSError, ValueError):
         width = width or os.get_terminal_size(stream.fileno()).columns
     plain_only = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    return {"color": not plain_only, "width": width, "local": True}
+    return {"color": not plain_only, "width": width}
 
 
 def plain(value: Any) -> Any:

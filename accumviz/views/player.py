@@ -83,7 +83,7 @@ class Player(Displayed):
         chosen: Sequence[int],
     ) -> Data:
         """Return what the page is told of a report: with the places of its events and of its lines."""
-        data = report_data(report, local=True)
+        data = report_data(report)
         lines = []
         for file in files:
             lines += [(file["name"], number) for number, *_ in file["lines"]]

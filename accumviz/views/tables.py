@@ -299,14 +299,12 @@ def _finding(finding: Finding) -> str:
     )
 
 
-def report_data(report: Report, *, local: bool = False) -> dict[str, Any]:
-    """Return a report as a page shows it; `local` as in `Report.text`."""
+def report_data(report: Report) -> dict[str, Any]:
+    """Return a report as a page shows it."""
     data = {
         "verdict": report.verdict,
         "said": first_line(report),
-        "findings": [
-            _finding_data(finding, local=local) for finding in report.findings
-        ],
+        "findings": list(map(_finding_data, report.findings)),
     }
     if report.unjudged:
         reasons = [f"{rule}: {why}" for rule, why in report.unjudged.items()]
@@ -314,7 +312,7 @@ def report_data(report: Report, *, local: bool = False) -> dict[str, Any]:
     return data
 
 
-def _finding_data(finding: Finding, *, local: bool) -> dict[str, Any]:
+def _finding_data(finding: Finding) -> dict[str, Any]:
     return {
         "rule": finding.rule,
         "severity": finding.severity,
@@ -323,7 +321,7 @@ def _finding_data(finding: Finding, *, local: bool) -> dict[str, Any]:
         "cause": literal(finding.cause),
         "evidence": finding.numbers,
         "suggestion": finding.suggestion.splitlines(),
-        "read": address(finding.rule, local=local),
+        "read": address(finding.rule),
     }
 
 
