@@ -35,8 +35,8 @@ lab: $(VENV)/.tests ## the chapters as notebooks, in JupyterLab
 		'{"@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Jupytext Notebook", "myst": "Jupytext Notebook"}},' \
 		'"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}' \
 		> $(VENV)/share/jupyter/lab/settings/overrides.json
-	@echo "Double-click a chapter: it opens as a notebook, and is saved as Markdown."
-	@$(PY) -m jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/chapters $(LAB)
+	@echo "Double-click a chapter: it opens as a notebook, with its answers folded, and is saved as Markdown."
+	@PYTHONPATH=_ext $(PY) -m jupyterlab --ServerApp.contents_manager_class=wherebook.lab.Pages --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/chapters $(LAB)
 
 bench: $(VENV)/.tests ## speed and size, each against its bar; ROWS="record ddp" for some of it
 	@$(PY) -m benchmarks $(ROWS)
