@@ -26,6 +26,7 @@ BUNDLES = {
         "opening",
         "overlap",
         "peaks",
+        "plumbing",
         "predict",
         "sharding",
         "streams",

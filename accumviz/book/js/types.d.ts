@@ -105,3 +105,10 @@ export interface PeaksData {
   gpu: number;
   runs: Moment[][][];
 }
+
+/** What the plumbing is told: a run for each setting of the taps, as binary digits, and the samples of each game. */
+export interface PlumbingData {
+  runs: { says: string; pipes: number[]; levels: number[]; numbers: string[]; game: number }[];
+  rounds: number[];
+  games: [number, number][][][];
+}

@@ -1,0 +1,266 @@
+"""Show which loss of a GAN writes into which network, with three taps, and what each setting of them trains."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from accumviz.ledger.ledger import Ledger, Recorded, recorded
+from accumviz.show import Displayed, table
+from accumviz.views.player import picture
+from accumviz.views.style import number
+
+# Which lines are in the loop, in the order of `LINES`.
+Taps = tuple[bool, ...]
+LINES = (
+    ("zero", "d_opt.zero_grad()", "before d_loss.backward()"),
+    ("freeze", "D.requires_grad_(False)", "for g_loss.backward()"),
+    ("detach", "D(fake.detach())", "when d_loss is computed"),
+)
+# A loss, and the network that it writes into. What a loss brings to the other player's network is a leak.
+PATHS = (("g_loss", "G"), ("g_loss", "D"), ("d_loss", "G"), ("d_loss", "D"))
+_INTO_D, _INTO_G = 1, 2
+# Of each path, its pieces from the loss on (boxes hide where they turn), and the left edge of its part of a vessel.
+_PIPES = (
+    ("M198 31V60M162 75H90M27 110V160", 7),
+    ("M218 31V60M228 110V160", 208),
+    ("M284 31V60M162 97H90M67 110V160", 47),
+    ("M304 31V60M270 110V160", 250),
+)
+# What `d_opt.zero_grad()` erases, and the taps: where each is, and its name.
+_DRAIN = "M208 240H150"
+_VALVES = ((179, 240, 179, 270), (228, 136, 188, 141), (126, 97, 126, 127))
+_TOP, _TALL, _WIDE, _THICK = 160, 96, 39, 14
+# The ring's drawing: its size, and how many of its units are 1.
+_SIDE, _UNIT = 300, 48
+# A host keeps its shortcuts from inputs, and a browser does not bring back what they were.
+_ALONE = 'autocomplete="off" data-lm-suppress-shortcuts="true"'
+_TAP = f'<input type="checkbox" role="switch" {_ALONE}>'
+
+
+@dataclass(frozen=True)
+class Game:
+    """What one training made: samples of one game at some rounds, and how many centres each game has found."""
+
+    samples: Sequence[Sequence[Sequence[float]]]
+    found: Sequence[int]
+
+    @property
+    def centres(self) -> str:
+        least, most = min(self.found), max(self.found)
+        return f"{least} to {most}" if least < most else f"{least}"
+
+
+@dataclass(eq=False, repr=False)
+class Plumbing(Displayed):
+    """Two rounds of a GAN for each setting of the taps, and a training for each combination of leaks.
+
+    `games` holds the trainings by whether `g_loss` leaks into D and whether `d_loss` leaks into G. Of each,
+    `rounds` says at which rounds its samples were taken.
+    """
+
+    ledgers: Mapping[Taps, Ledger]
+    games: Mapping[tuple[bool, bool], Game]
+    rounds: Sequence[int]
+    centres: Sequence[Sequence[float]]
+
+    def __post_init__(self) -> None:
+        self._norms = {taps: norms(ledger) for taps, ledger in self.ledgers.items()}
+        # G and D have each a scale: only what comes to the same network is compared.
+        most = np.max(list(self._norms.values()), axis=(0, 1))
+        networks = [network for _, network in PATHS]
+        self._scale = [max(most[i] for i in _same(networks, each)) for each in networks]
+
+    def game(self, taps: Taps) -> tuple[bool, bool]:
+        """Return which leaks the steps consumed, and so which training shows where they lead."""
+        _, consumed = self._norms[taps]
+        return bool(consumed[_INTO_D] > 0), bool(consumed[_INTO_G] > 0)
+
+    def sentence(self, taps: Taps) -> str:
+        """Return which leaks the steps consume, and what eight games have found in the end."""
+        into_d, into_g = self.game(taps)
+        leaks = ["g_loss leaks into D"] * into_d + ["d_loss leaks into G"] * into_g
+        leaking = ", ".join(leaks) or "No leak"
+        found = self.games[into_d, into_g].centres
+        return f"{leaking}: after {self.rounds[-1]} rounds, samples fill {found} of the 8 circles."
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What the page is told: for each setting its sentence, widths, levels, numbers and game."""
+        keys = list(self.games)
+        runs = []
+        for taps in itertools.product((False, True), repeat=len(LINES)):
+            written, consumed = self._norms[taps]
+            levels, pipes = self._parts(consumed), self._parts(written)
+            pipes.append(pipes[_INTO_D] - levels[_INTO_D])
+            runs.append(
+                {
+                    "says": self.sentence(taps),
+                    "pipes": [round(_THICK * part, 2) for part in pipes],
+                    "levels": levels,
+                    "numbers": [number(norm, 2) for norm in consumed],
+                    "game": keys.index(self.game(taps)),
+                }
+            )
+        games = []
+        for game in self.games.values():
+            games.append([_placed(samples) for samples in game.samples])
+        return {"runs": runs, "rounds": list(self.rounds), "games": games}
+
+    def _parts(self, norms_of_paths: np.ndarray) -> list[float]:
+        return [
+            round(float(norm / scale), 4)
+            for norm, scale in zip(norms_of_paths, self._scale, strict=True)
+        ]
+
+    def to_html(self) -> str:
+        """Return a fragment of HTML that needs nothing else; without scripts, the picture stands, and a table."""
+        first = self.content["runs"][0]
+        taps = ""
+        for name, line, when in LINES:
+            taps += f"<label>{_TAP}<span><code>{line}</code> <b>{name}</b> {when}</span></label>"
+        text = (
+            f'<div class="av-taps" role="group" aria-label="Lines of the loop">{taps}</div>'
+            f'<p class="av-says" aria-live="polite">{first["says"]}</p>'
+            f'<div class="av-both">{_drawing(first)}{self._ring(first["game"])}</div>'
+            f'<div class="av-words">{self._table()}</div>'
+        )
+        return picture("plumbing", self.content, text, __file__)
+
+    def _ring(self, game: int) -> str:
+        """Draw the circles of the centres, and the samples of a game at its last round."""
+        circles, dots = "", ""
+        for x, y in _placed(self.centres):
+            circles += (
+                f'<circle class="av-centre" cx="{x}" cy="{y}" r="{0.6 * _UNIT:g}"/>'
+            )
+        last = list(self.games.values())[game].samples[-1]
+        for x, y in _placed(last):
+            dots += f'<circle class="av-dot" r="3.5" style="transform:translate({x}px,{y}px)"/>'
+        end = len(self.rounds) - 1
+        return (
+            f'<div class="av-ring"><svg viewBox="0 0 {_SIDE} {_SIDE}" role="img" aria-label="Samples of one game, and'
+            f' eight circles in a ring">{circles}{dots}</svg><label>G’s samples at round <input type="range"'
+            f' max="{end}" value="{end}" {_ALONE}><output>{self.rounds[-1]}</output></label></div>'
+        )
+
+    def _table(self) -> str:
+        rows = []
+        for taps in self.ledgers:
+            _, consumed = self._norms[taps]
+            levels = [number(norm, 2) for norm in consumed]
+            rows.append([_with(taps), *levels, self.games[self.game(taps)].centres])
+        heads = [f"{loss} in {network}" for loss, network in PATHS]
+        return table(["with", *heads, "centres"], rows, "What the steps consume")
+
+    @property
+    def words(self) -> list[str]:
+        """What each setting of the taps leads to, in a sentence."""
+        shown = []
+        for taps in self.ledgers:
+            shown.append(f"With {_with(taps)}: {self.sentence(taps)}")
+        return shown
+
+    def __repr__(self) -> str:
+        return f"Plumbing: {len(self.ledgers)} settings of the taps, {len(self.games)} trainings"
+
+
+def norms(ledger: Ledger) -> np.ndarray:
+    """Return for each path the norm of what the last backward of its loss wrote, and of what the last step consumed."""
+    windows = {window.optimizer: window for window in ledger.windows()}
+    found = np.zeros((2, len(PATHS)))
+    for i, (loss, network) in enumerate(PATHS):
+        names = [parameter.name for parameter in ledger.parameters]
+        columns = [name.startswith(network) for name in names]
+        size = np.linalg.norm(np.nan_to_num(ledger.contribution[:, columns]), axis=1)
+        consumed = windows[f"{network.lower()}_opt"].backwards
+        found[0, i] = size[ledger.events.where("label", loss)][-1]
+        found[1, i] = sum(size[b] for b in consumed if ledger[b].label == loss)
+    return found
+
+
+def plumbing(
+    recordings: Mapping[Taps, Ledger | Recorded],
+    games: Mapping[tuple[bool, bool], Game],
+    *,
+    rounds: Sequence[int],
+    centres: Sequence[Sequence[float]],
+) -> Plumbing:
+    """Show recordings of a GAN's round for each setting of the taps, beside the trainings that they lead to.
+
+    The losses are `g_loss` and `d_loss`, the networks G and D, their optimizers g_opt and d_opt.
+    """
+    ledgers = {}
+    for taps, recording in recordings.items():
+        ledgers[taps] = recorded(recording, "plumbing")
+    return Plumbing(ledgers, games, rounds, centres)
+
+
+def _with(taps: Taps) -> str:
+    names = [name for name, *_ in LINES]
+    return ", ".join(itertools.compress(names, taps)) or "nothing"
+
+
+def _same(networks: Sequence[str], one: str) -> list[int]:
+    return [i for i, each in enumerate(networks) if each == one]
+
+
+def _placed(points: Sequence[Sequence[float]]) -> list[list[int]]:
+    """Return where points are in the ring's drawing."""
+    rows: list[list[int]] = []
+    for x, y in points:
+        rows.append([round(_SIDE / 2 + _UNIT * x), round(_SIDE / 2 - _UNIT * y)])
+    return rows
+
+
+def _drawing(run: Mapping[str, Any]) -> str:
+    """Draw the losses, the networks, the pipes between them, and a vessel below each network."""
+    pipes, parts = "", ""
+    for i, (path, left) in enumerate(_PIPES):
+        loss, network = PATHS[i]
+        colour = f"av-of-{loss[0]}"
+        pipes += _pipe(path, colour, run["pipes"][i])
+        whose = "own" if loss[0] == network.lower() else "leak"
+        some = " av-some" if run["levels"][i] else ""
+        middle = left + _WIDE / 2
+        parts += (
+            f'<rect class="av-part" x="{left}" y="{_TOP}" width="{_WIDE}" height="{_TALL}"/>'
+            f'<rect class="av-level {colour}" x="{left}" y="{_TOP}" width="{_WIDE}" height="{_TALL}"'
+            f' style="transform:scaleY({run["levels"][i]})"/>'
+            f'<text class="av-number{some}" x="{middle}" y="274">{run["numbers"][i]}</text>'
+            f'<text class="av-{whose}" x="{middle}" y="291">{whose}</text>'
+        )
+    pipes += _pipe(_DRAIN, "av-of-g", run["pipes"][-1])
+    boxes = (
+        _box("g_loss", 208, 16, 76, 30, "av-of-g")
+        + _box("d_loss", 294, 16, 76, 30, "av-of-d")
+        + _box("generator G", 47, 86, 90, 52, "av-owns-g")
+        + _box("discriminator D", 249, 86, 178, 52, "av-owns-d")
+        + '<text x="47" y="313">G.grad</text><text x="249" y="313">D.grad</text>'
+    )
+    valves = ""
+    for (name, *_), (x, y, *beside) in zip(LINES, _VALVES, strict=True):
+        valves += (
+            f'<g class="av-valve av-{name}"><circle cx="{x}" cy="{y}" r="11"/><path d="M{x} {y - 11}V{y + 11}"/>'
+            f'<text x="{beside[0]}" y="{beside[1]}">{name}</text></g>'
+        )
+    return (
+        '<svg class="av-pipes" viewBox="0 0 340 322" role="img" aria-label="Each loss has a pipe into each network\'s'
+        f' vessel, as wide as the gradient that it brings.">{pipes}{parts}{boxes}{valves}</svg>'
+    )
+
+
+def _pipe(path: str, colour: str, width: float) -> str:
+    return (
+        f'<path class="av-bed" d="{path}"/>'
+        f'<path class="av-pipe {colour}" d="{path}" stroke-width="{width}"/>'
+    )
+
+
+def _box(label: str, x: int, y: int, width: int, height: int, look: str) -> str:
+    place = f'x="{x - width / 2:g}" y="{y - height / 2:g}" width="{width}" height="{height}"'
+    return f'<g class="av-box {look}"><rect {place} rx="7"/><text x="{x}" y="{y + 5}">{label}</text></g>'
