@@ -72,13 +72,11 @@ class _Row(NamedTuple):
     opaque: bool
     followed: bool
     again: bool
-    erased: bool
 
 
 def _columns(rows: list[_Row]) -> Any:
     """Return a row of columns: each field of all rows."""
-    columns = zip(*rows, strict=True) if rows else [()] * len(_Row._fields)
-    return _Row._make(columns)
+    return _Row._make(zip(*rows, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +86,8 @@ class WindowShare:
     Of each backward, `weights` has its share, `each` the weight of one element, `sizes` how many elements there are,
     and `by_hand` by how much `.grad` was multiplied after it; `averaged` is by how much the last one was over ranks.
     `read`: all constants are known; `known`: the reductions are, too; `mean`: none of them is a sum; `again`: an
-    earlier step had used one of these backwards; `erased` are those that were zeroed before the step. `term` is what
-    was recorded of the loss in its first backward, `of_step` what the step read, or would have read but for a zeroing,
-    of every objective.
+    earlier step had used one of these backwards. `term` is what was recorded of the loss in its first backward,
+    `beside` what the step read of every objective, this one among them.
     """
 
     optimizer: int
@@ -106,9 +103,8 @@ class WindowShare:
     read: bool
     known: bool
     again: bool
-    erased: tuple[int, ...]
     term: Mapping[str, Any]
-    of_step: WindowShares = field(repr=False)
+    beside: WindowShares = field(repr=False)
 
     @cached_property
     def many(self) -> int:
@@ -123,7 +119,7 @@ class WindowShare:
     @cached_property
     def least(self) -> float:
         """The smallest share."""
-        return min(self.weights, default=math.inf)
+        return min(self.weights)
 
     @cached_property
     def equal(self) -> bool:
@@ -144,18 +140,12 @@ class WindowShare:
     @cached_property
     def judged(self) -> bool:
         """True where the weight of each element is known, and was used by one step only."""
-        least = min(self.each, default=0.0)
-        return self.known and not self.again and least > 0
+        return self.known and not self.again and min(self.each) > 0
 
     @property
     def alike(self) -> bool:
         """True where every element weighs the same, and how much is known."""
         return self.judged and are_close(self.each)
-
-    @cached_property
-    def beside(self) -> WindowShares:
-        """The losses of all objectives that the step read, this one among them."""
-        return [share for share in self.of_step if share.many]
 
     @property
     def alone(self) -> bool:
@@ -165,7 +155,7 @@ class WindowShare:
     @cached_property
     def micro_batches(self) -> int:
         """The number of backwards that the step consumed, of whatever objective."""
-        return len({b for share in self.of_step for b in share.backwards})
+        return len({b for share in self.beside for b in share.backwards})
 
     @property
     def compares_samples(self) -> bool:
@@ -210,7 +200,8 @@ class LedgerAnalysis:
     `moved` which backwards are at weights that were moved since the one before, as in SAM. By contribution, `erased`
     is what erased it (of what FSDP has scattered, what erased that from the shard), `used` says that a step used it,
     or may still. `optimizers` are those that stepped, `every_optimizer` those that have parameters here;
-    `window_shares` has what each step of each optimizer read, or would have read but for a zeroing, of every objective.
+    `window_shares` has what each step of each optimizer read of every objective, `lost` the backwards that were erased
+    before it.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -232,6 +223,7 @@ class LedgerAnalysis:
         self.used = (self.erased < 0) | (ledger.outcomes.steps > 0)
         self.used &= self.contributed
         self.window_shares = self._window_shares()
+        self.lost = self._lost()
         self.every_optimizer: list[OptimizerHistory] = []
         self.optimizers: list[OptimizerHistory] = []
         numbers: set[int] = set()
@@ -257,17 +249,26 @@ class LedgerAnalysis:
         norms = self.ledger.contribution[backward, reached]
         return bool(np.isfinite(norms).all())
 
+    def _lost(self) -> dict[tuple[int, int], list[int]]:
+        """Return for each step of each optimizer the backwards that were erased before it."""
+        shares = self.shares.take(self.shares.erased & (self.shares.term == 0))
+        columns = shares.step, shares.optimizer, shares.backward
+        lost: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for step, optimizer, backward in np.stack(columns, axis=1).tolist():
+            lost[step, optimizer].append(backward)
+        return dict(lost)
+
     def _window_shares(self) -> dict[tuple[int, int], WindowShares]:
-        """Return what each step of each optimizer read, or would have read but for a zeroing, of every objective."""
+        """Return what each step of each optimizer read of every objective."""
         of_steps: dict[tuple[int, int], WindowShares] = defaultdict(list)
         for _, group in groupby(self._rows(), key=lambda row: row[:2]):
             rows = list(group)
-            of_step = of_steps[rows[0].step, rows[0].optimizer]
-            of_step.append(self._window_share(rows, of_step))
+            beside = of_steps[rows[0].step, rows[0].optimizer]
+            beside.append(self._window_share(rows, beside))
         return dict(of_steps)
 
     def _rows(self) -> Iterator[_Row]:
-        shares = self.shares
+        shares = self.shares.take(~self.shares.erased)
         columns = dict(vars(shares))
         whole = columns["whole"] = shares.mean | shares.opaque
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -284,15 +285,14 @@ class LedgerAnalysis:
             lists.append(column.tolist())
         return map(_Row._make, zip(*lists, strict=True))
 
-    def _window_share(self, rows: list[_Row], of_step: WindowShares) -> WindowShare:
+    def _window_share(self, rows: list[_Row], beside: WindowShares) -> WindowShare:
         """Return what one step read of one objective."""
-        used = [row for row in rows if not row.erased]
-        flags = _columns(used)
+        flags = _columns(rows)
         read = all(flags.followed)
-        of = _columns(_put_together(used) if read else used)
-        first = (used or rows)[0]
+        of = _columns(_put_together(rows)) if read else flags
+        first = rows[0]
         code = self.events.column("details")[first.backward]
-        terms = listed(self.events.details[code])
+        terms = listed(self.events.details[code]) or [{}]
         return WindowShare(
             first.optimizer,
             first.objective,
@@ -302,14 +302,13 @@ class LedgerAnalysis:
             each=of.each,
             sizes=of.elements,
             by_hand=of.by_hand,
-            averaged=min(of.averaged[-1:], default=1.0),
+            averaged=of.averaged[-1],
             mean=all(flags.whole),
             read=read,
             known=read and not any(flags.opaque),
             again=any(flags.again),
-            erased=tuple([row.backward for row in rows if row.erased]),
-            term=terms[first.term] if first.term < len(terms) else {},
-            of_step=of_step,
+            term=terms[first.term],
+            beside=beside,
         )
 
     @cached_property
@@ -318,8 +317,7 @@ class LedgerAnalysis:
         objectives: dict[tuple[int, int], WindowShares] = defaultdict(list)
         for of_step in self.window_shares.values():
             for share in of_step:
-                if share.many:
-                    objectives[share.optimizer, share.objective].append(share)
+                objectives[share.optimizer, share.objective].append(share)
         return dict(objectives)
 
     def objective(self, share: WindowShare) -> str:
@@ -465,13 +463,9 @@ class OptimizerHistory(LedgerAnalysis):
         events: np.ndarray = np.any(cells[:, self.columns], axis=1)
         return events
 
-    def of_step(self, step: int) -> WindowShares:
-        """Return what a step read of every objective, or would have read but for a zeroing."""
-        return self.window_shares.get((step, self.optimizer), [])
-
     def shares_of(self, step: int) -> WindowShares:
         """Return what a step read of every objective."""
-        return [share for share in self.of_step(step) if share.many]
+        return self.window_shares[step, self.optimizer]
 
     @cached_property
     def first_use(self) -> np.ndarray:

@@ -259,7 +259,9 @@ def partial_window_underscaled(
     whole = next((share for share in even if is_close(share.total, 1.0)), None)
     if whole is None:
         return
-    short = [s for s in shares[analysis.begins_inside :] if _is_short(s, whole)]
+    later = shares[analysis.begins_inside :]
+    every = [share for share in later if _is_short(share, whole)]
+    short = [s for s in every if (s.step, s.optimizer) not in analysis.lost]
     if short:
         yield _underscaled(analysis, short, whole)
 
@@ -290,7 +292,7 @@ def _is_short(share: WindowShare, whole: WindowShare) -> bool:
     """Return whether a window is shorter than a whole one, and was divided by as much."""
     shorter = share.micro_batches < whole.micro_batches and share.many < whole.many
     alike = share.even and is_close(share.least, whole.least)
-    return shorter and alike and not share.erased
+    return shorter and alike
 
 
 @for_each_loss

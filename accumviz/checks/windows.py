@@ -123,13 +123,11 @@ def _zeroed_below(
 
 def _erased_before(optimizer: OptimizerHistory, step: int) -> list[Loss]:
     """Return the backwards that were zeroed before a step could read them."""
-    lost: set[int] = set()
-    for share in optimizer.of_step(step):
-        lost.update(share.erased)
+    lost = optimizer.lost.get((step, optimizer.optimizer))
     # Where a hand has put something into `.grad`, what is there is not known.
     if not lost or optimizer.shares.of(step).lost_sight.any():
         return []
-    finite = filter(optimizer.finite, sorted(lost))
+    finite = filter(optimizer.finite, lost)
     losses = [Loss(b, int(optimizer.eraser[b]), step) for b in finite]
     return [loss for loss in losses if _is_before_step(optimizer, loss)]
 
