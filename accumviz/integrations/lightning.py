@@ -18,7 +18,8 @@ class LightningCheck(Callback):  # type: ignore[misc] # it may not be installed
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to record."""
-        self._first.begin(trainer.global_step, pl_module, *trainer.optimizers)
+        model = trainer.model  # where there are ranks, the wrapper that averages
+        self._first.begin(trainer.global_step, model, *trainer.optimizers)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Judge after the last of the steps."""
