@@ -231,8 +231,8 @@ def test_each_line_has_its_places_and_stands_in_one_of_them() -> None:
 
 def test_a_start_that_is_none_is_refused_in_words() -> None:
     for start, told in (
-        ({"zero": "after"}, "start has zero='after'"),
-        ({"tail": 0}, "expected one of 'step', 'carry', 'drop'"),
+        ({"zero": "after"}, "start names 'zero'; the choices are zero_grad"),
+        ({"tail": 0}, "expected one of step, carry, drop"),
     ):
         with pytest.raises(ValueError, match=told):
             av.lab(start)

@@ -378,7 +378,7 @@ def positions(argument: str, choice: Mapping[str, Any], choices: Choices) -> lis
         chosen = label(choice[name]) if name in choice else labels[0]
         if chosen not in labels:
             raise ValueError(
-                f"{argument} has {name}={choice[name]!r}, which is not recorded; recorded: {', '.join(labels)}"
+                f"{argument} has {name}={choice[name]!r:.80}; expected one of {', '.join(labels)}"
             )
         places.append(labels.index(chosen))
     return places

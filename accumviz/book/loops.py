@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise, product
 from typing import Any, NamedTuple
 
+from accumviz.book.explore import positions
+
 NOWHERE = "nowhere"
 # So many choices may differ from the start at once.
 REACH = 2
@@ -122,18 +124,10 @@ def complete(start: Mapping[str, Any] | None) -> dict[str, str]:
 
     Raises `ValueError` for a choice or a value that there is not.
     """
-    choice = dict(RIGHT)
-    offered = {axis.name: axis.values for axis in AXES}
-    for name, value in (start or {}).items():
-        # Of a choice that there is not, these are the names of the others.
-        values = offered.get(name, offered)
-        if str(value) not in values or name not in offered:
-            expected = ", ".join(map(repr, values))
-            raise ValueError(
-                f"start has {name}={value!r:.80}; expected one of {expected}"
-            )
-        choice[name] = str(value)
-    return choice
+    offered = {axis.name: list(axis.values) for axis in AXES}
+    places = positions("start", {**RIGHT, **(start or {})}, offered)
+    pairs = zip(offered.items(), places, strict=True)
+    return {name: values[place] for (name, values), place in pairs}
 
 
 def near(start: Choice) -> list[dict[str, str]]:
