@@ -38,8 +38,8 @@ def main(arguments: list[str] | None = None) -> None:
     with suppress(AttributeError):  # a stream that was put there instead
         sys.stderr.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     arguments = sys.argv[1:] if arguments is None else arguments
-    for script in arguments[:1]:
-        _refuse_script(script, "a command")
+    words = (each for each in arguments if not each.startswith("-"))
+    _refuse_script(next(words, ""), "a command")
     options, unknown = _parser().parse_known_args(arguments)
     if options.do is not _run:  # then the stream is the script's
         with suppress(AttributeError):

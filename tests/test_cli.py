@@ -461,7 +461,7 @@ def test_rules_are_listed_in_a_line_each_and_each_is_explained(capsys: pytest.Ca
     assert [mark for mark in ("**", "](#", "```", "(rule-") if mark in out] == []
 
 
-@pytest.mark.parametrize("before", [[], ["check"]])
+@pytest.mark.parametrize("before", [[], ["--check"], ["check"]])
 def test_a_script_in_the_wrong_place_is_asked_about(before: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = said(capsys, *before, "train.py", "--json")
     assert code == 2
