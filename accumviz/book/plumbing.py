@@ -44,14 +44,15 @@ _TAP = f'<input type="checkbox" role="switch" {_ALONE}>'
 
 @dataclass(frozen=True)
 class Game:
-    """What one training made: samples of one game at some rounds, and how many centres each game has found."""
+    """What one training made: samples of one game at some rounds, and in how many circles each game has samples."""
 
     samples: Sequence[Sequence[Sequence[float]]]
-    found: Sequence[int]
+    filled: Sequence[int]
 
     @property
     def centres(self) -> str:
-        least, most = min(self.found), max(self.found)
+        """The fewest and the most that one of the games has filled."""
+        least, most = min(self.filled), max(self.filled)
         return f"{least} to {most}" if least < most else f"{least}"
 
 
@@ -72,8 +73,10 @@ class Plumbing(Displayed):
         self._norms = {taps: norms(ledger) for taps, ledger in self.ledgers.items()}
         # G and D have each a scale: only what comes to the same network is compared.
         most = np.max(list(self._norms.values()), axis=(0, 1))
-        networks = [network for _, network in PATHS]
-        self._scale = [max(most[i] for i in _same(networks, each)) for each in networks]
+        self._scale = []
+        for _, network in PATHS:
+            alike = [i for i, (_, other) in enumerate(PATHS) if other == network]
+            self._scale.append(most[alike].max())
 
     def game(self, taps: Taps) -> tuple[bool, bool]:
         """Return which leaks the steps consumed, and so which training shows where they lead."""
@@ -85,8 +88,8 @@ class Plumbing(Displayed):
         into_d, into_g = self.game(taps)
         leaks = ["g_loss leaks into D"] * into_d + ["d_loss leaks into G"] * into_g
         leaking = ", ".join(leaks) or "No leak"
-        found = self.games[into_d, into_g].centres
-        return f"{leaking}: after {self.rounds[-1]} rounds, samples fill {found} of the 8 circles."
+        filled = self.games[into_d, into_g].centres
+        return f"{leaking}: after {self.rounds[-1]} rounds, samples fill {filled} of the 8 circles."
 
     @property
     def content(self) -> dict[str, Any]:
@@ -111,11 +114,9 @@ class Plumbing(Displayed):
             games.append([_placed(samples) for samples in game.samples])
         return {"runs": runs, "rounds": list(self.rounds), "games": games}
 
-    def _parts(self, norms_of_paths: np.ndarray) -> list[float]:
-        return [
-            round(float(norm / scale), 4)
-            for norm, scale in zip(norms_of_paths, self._scale, strict=True)
-        ]
+    def _parts(self, of_paths: np.ndarray) -> list[float]:
+        parts: list[float] = (of_paths / self._scale).round(4).tolist()
+        return parts
 
     def to_html(self) -> str:
         """Return a fragment of HTML that needs nothing else; without scripts, the picture stands, and a table."""
@@ -172,15 +173,15 @@ class Plumbing(Displayed):
 def norms(ledger: Ledger) -> np.ndarray:
     """Return for each path the norm of what the last backward of its loss wrote, and of what the last step consumed."""
     windows = {window.optimizer: window for window in ledger.windows()}
-    found = np.zeros((2, len(PATHS)))
+    brought = np.zeros((2, len(PATHS)))
     for i, (loss, network) in enumerate(PATHS):
         names = [parameter.name for parameter in ledger.parameters]
         columns = [name.startswith(network) for name in names]
         size = np.linalg.norm(np.nan_to_num(ledger.contribution[:, columns]), axis=1)
         consumed = windows[f"{network.lower()}_opt"].backwards
-        found[0, i] = size[ledger.events.where("label", loss)][-1]
-        found[1, i] = sum(size[b] for b in consumed if ledger[b].label == loss)
-    return found
+        brought[0, i] = size[ledger.events.where("label", loss)][-1]
+        brought[1, i] = sum(size[b] for b in consumed if ledger[b].label == loss)
+    return brought
 
 
 def plumbing(
@@ -203,10 +204,6 @@ def plumbing(
 def _with(taps: Taps) -> str:
     names = [name for name, *_ in LINES]
     return ", ".join(itertools.compress(names, taps)) or "nothing"
-
-
-def _same(networks: Sequence[str], one: str) -> list[int]:
-    return [i for i, each in enumerate(networks) if each == one]
 
 
 def _placed(points: Sequence[Sequence[float]]) -> list[list[int]]:
