@@ -18,7 +18,6 @@ from accumviz.checks.suggestions import Code
 from accumviz.ledger.events import CHANGED, CONTRIBUTED, KINDS, Event, listed
 from accumviz.ledger.flow import SAME, number, steps_of
 from accumviz.ledger.ledger import Ledger
-from accumviz.ledger.objectives import call_sites
 
 
 def is_close(a: float, b: float) -> bool:
@@ -216,7 +215,7 @@ class LedgerAnalysis:
         self.contributed: Any = ledger.state & CONTRIBUTED > 0
         self.backward = self.events.where("kind", "backward")
         self.ranks = self.events.column("rank")
-        self.sites = call_sites(self.events)
+        self.sites = self.events.sites
         self.closures = self.events.where("within", "step")
         self.moved = self.events.detail("moved", default=False)
         self.erased = ledger.flow.erased_for_good

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, NamedTuple, Self, TypeVar, overload
 
 import numpy as np
 from numpy import ndarray
@@ -202,7 +202,7 @@ class Events(Sequence[Event]):
             values = columns.get(name, (default,) * count)
             if name in TABLES:
                 texts = [_text(value or default) for value in values]
-                tables[name], values = _numbered(texts)
+                tables[name], values = numbered(texts)
             codes[:, at] = [default if value is None else value for value in values]
         for at, (name, default) in enumerate(NUMBERS.items()):
             numbers[:, at] = columns.get(name, default)
@@ -223,7 +223,7 @@ class Events(Sequence[Event]):
                 column[start:stop] += len(texts)
                 texts += part.tables[name]
                 start = stop
-            tables[name], places = _numbered(texts)
+            tables[name], places = numbered(texts)
             column[:] = np.array(places, np.int32)[column]
         return cls(codes, numbers, tables)
 
@@ -288,6 +288,14 @@ class Events(Sequence[Event]):
         return np.isin(self.column("details"), codes)
 
     @cached_property
+    def sites(self) -> ndarray:
+        """The number of each event's call site: equal where the same lines led to the same expression."""
+        names = ("file", "line", "label", "frames")
+        columns = [self.column(name).tolist() for name in names]
+        _, places = numbered(zip(*columns, strict=True))
+        return np.array(places, int)
+
+    @cached_property
     def details(self) -> list[Details]:
         """The distinct details, by their code."""
         return [json.loads(text) for text in self.tables["details"]]
@@ -323,10 +331,17 @@ def _text(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), default=repr)
 
 
-def _numbered(texts: Iterable[str]) -> tuple[list[str], list[int]]:
-    """Return each text once, and the place of every text among these."""
-    table: dict[str, int] = {}
-    places = [table.setdefault(text, len(table)) for text in texts]
+T = TypeVar("T", bound=Hashable)
+
+
+def numbered(values: Iterable[T]) -> tuple[list[T], list[int]]:
+    """Return each value once, and the place of every value among them.
+
+    >>> numbered("abca")
+    (['a', 'b', 'c'], [0, 1, 2, 0])
+    """
+    table: dict[T, int] = {}
+    places = [table.setdefault(value, len(table)) for value in values]
     return list(table), places
 
 

@@ -55,12 +55,11 @@ class Terms:
         self._events = events
         self._keys: dict[_Key, int] = {}
         self._example: dict[int, int] = {}  # of each call site, the first backward
-        sites = call_sites(events)
         codes = events.column("details")
         alike: dict[tuple[int, int], list[_Term]] = {}
         table: list[_Term] = []
         for backward in backwards.tolist():
-            site = int(sites[backward])
+            site = int(events.sites[backward])
             code = int(codes[backward])
             self._example.setdefault(site, backward)
             if (site, code) not in alike:
@@ -193,13 +192,3 @@ def _adds_to_one(step: ndarray, weight: ndarray) -> bool:
     total = np.bincount(of_step, weight)
     is_one = np.abs(total - 1) <= SAME
     return bool(is_one.mean() >= 0.5)
-
-
-def call_sites(events: Events) -> ndarray:
-    """Number the call sites of events: equal where the same lines led to the same expression."""
-    names = ("file", "line", "label", "frames")
-    codes = [events.column(name) for name in names]
-    distinguishing = np.stack(codes, axis=1)
-    _, sites = np.unique(distinguishing, axis=0, return_inverse=True)
-    numbers: ndarray = sites.reshape(-1)
-    return numbers

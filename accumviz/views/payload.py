@@ -10,11 +10,12 @@ import math
 import re
 import struct
 import zlib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from accumviz.ledger.events import numbered
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import encoded, literal
 from accumviz.views import layout, shares, style, words
@@ -93,8 +94,8 @@ def ledger_data(
     height = layout.lane_height(len(ledger.parameters), len(events)) if lanes else 0
     colors = style.label_colors([literal(label) for label in ledger.labels])
     files, lines = listing(ledger, events)
-    kinds, kind_places = _numbered(str(event.kind) for event in events)
-    heads, head_places = _numbered(_heading(event) for event in events)
+    kinds, kind_places = numbered(str(event.kind) for event in events)
+    heads, head_places = numbered(_heading(event) for event in events)
     happened = {"k": kind_places, "u": head_places, "c": lines}
     happened |= _events(ledger, events, list(colors))
     if len(events) < len(ledger):
@@ -148,17 +149,6 @@ def _inks(colors: dict[str, str]) -> list[list[Any]]:
     for place, color in enumerate(colors.values()):
         inks.append([place, color, style.ink_on(color)])
     return inks
-
-
-def _numbered(values: Iterable[Hashable]) -> tuple[list[Any], list[int]]:
-    """Return each value once, and the place of every value among them.
-
-    >>> _numbered("abca")
-    (['a', 'b', 'c'], [0, 1, 2, 0])
-    """
-    places: dict[Hashable, int] = {}
-    numbers = [places.setdefault(value, len(places)) for value in values]
-    return list(places), numbers
 
 
 # --- what travels ---------------------------------------------------------------------------------
