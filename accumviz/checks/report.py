@@ -153,18 +153,16 @@ class Report(Displayed):
         )
 
     @property
-    def _looked_at(self) -> str:
-        """How much was looked at, in parentheses."""
-        looked = ", ".join(
-            f"{many:,} {what if many != 1 else what.removesuffix('s')}"
-            for what, many in self.counts.items()
-        )
-        return f" ({looked})" if looked else ""
+    def looked_at(self) -> str:
+        """How much was looked at: "4 events, 2 backwards, 1 step"."""
+        counts = self.counts.items()
+        return ", ".join(counted(n, what.removesuffix("s")) for what, n in counts)
 
     def text(self, *, color: bool = False, width: int = 0) -> str:
         """The report as text, wrapped at `width` columns (0: not at all); with `color`, in a terminal's colours."""
         page = _Lines(width, color, [])
-        page.add(f"Report: {self._verdict_first}{self._looked_at}", indent="")
+        looked = f" ({self.looked_at})" if self.counts else ""
+        page.add(f"Report: {self._verdict_first}{looked}", indent="")
         painted = page.paint(self.verdict, self.verdict)
         page.lines[0] = page.lines[0].replace(self.verdict, painted, 1)
         page.add(self.aside)

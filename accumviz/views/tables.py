@@ -262,10 +262,8 @@ def report_html(report: Report) -> str:
     """Show a report: its verdict, every finding, and what could not be judged."""
     look = report.verdict.replace(" ", "-")
     said = f"{_SIGNS[report.verdict]} <b>{marked(first_line(report))}</b>"
-    counts = report.counts.items()
-    looked = [counted(many, what.removesuffix("s")) for what, many in counts]
-    if looked:
-        text = f"Looked at: {escape(', '.join(looked))}."
+    if report.counts:
+        text = f"Looked at: {escape(report.looked_at)}."
         said += f" <span class='av-said'>{text}</span>"
     parts = [f'<p class="av-verdict av-{look}">{said}</p>']
     if report.reason and report.verdict == "findings":
