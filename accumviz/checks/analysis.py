@@ -419,8 +419,7 @@ class OptimizerHistory(LedgerAnalysis):
 
     `consumed` are the shares that its steps read. These `read` backwards, each in the step of `read_step`: `windows`
     has each step that consumed something, with its backwards, `first_step_of` each backward that was consumed, with
-    the first step that did. `usual` is how many new backwards a window usually has, `place` the optimizer's
-    number on its rank.
+    the first step that did. `place` is the optimizer's number on its rank.
     """
 
     def __init__(self, analysis: LedgerAnalysis, optimizer: int) -> None:
@@ -454,8 +453,12 @@ class OptimizerHistory(LedgerAnalysis):
         for backward, step in pairs:
             self.windows.setdefault(step, []).append(backward)
             self.first_step_of.setdefault(backward, step)
+
+    @cached_property
+    def usual(self) -> int:
+        """How many new backwards a window usually has."""
         lengths = Counter(self.first_step_of.values())
-        self.usual = modal_length(lengths.values())
+        return modal_length(lengths.values())
 
     def _any(self, cells: np.ndarray) -> np.ndarray:
         """Mark the events at which this holds of one of this optimizer's parameters."""
