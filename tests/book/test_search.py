@@ -1,0 +1,73 @@
+"""Questions as people type them: the book's own search answers each within its first five results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+Open = Callable[..., Any]
+Address = Callable[[str, str], str]
+
+FIRST = 5
+# What is typed, and the title of what answers it: a section, a symptom or a question.
+ANSWERED = {
+    # from forums, issues and tutorials
+    "why do we need zero_grad()?": "Why do we need to call zero_grad?",
+    "Trying to backward through the graph a second time": "A second backward through the same graph",
+    "when to use retain_graph=True": "When should I use retain_graph=True?",
+    "model.zero_grad() or optimizer.zero_grad()?": "model.zero_grad() or optimizer.zero_grad()?",
+    "where to put zero_grad": "Where to put zero_grad",
+    ".grad is None after backward": "Why is .grad None?",
+    "why loss / accumulation_steps": "Why divide the loss by the accumulation steps?",
+    "last batch gradient accumulation remainder": "The last batches of an epoch do not fill a window",
+    "loss curves differ with gradient accumulation": "The loss curve with accumulation is different",
+    "num_items_in_batch token average": "Texts: weigh tokens",
+    "batch normalization with gradient accumulation": "BatchNorm, dropout, LSTM",
+    "gradient clipping before or after accumulation": "Clip once, before the step",
+    "unscale_() has already been called on this optimizer": "Gradient scaler and accumulation: unscale once",
+    "lr scheduler gradient accumulation num_training_steps": "Number of training steps for the scheduler",
+    "scale learning rate with gradient accumulation": "Which learning rate when I accumulate?",
+    "no_sync forward inside or outside": "no_sync has no effect under DDP",
+    "FSDP gradient accumulation out of memory": "FSDP: memory rises under no_sync",
+    "multiply loss by world size DDP": "Does DDP sum or average gradients?",
+    "modified by an inplace operation": "Modified by an inplace operation",
+    "GAN zero_grad order detach": "GAN: detach the fake? In which order",
+    "memory increases every iteration total_loss += loss": "Memory grows with every step",
+    "multiple losses backward separately or sum": "loss1.backward() and loss2.backward()",
+    "CLIP contrastive loss gradient accumulation": "Contrastive losses need the whole batch",
+    "accumulate gradients in fp32 when training in bf16": "Why accumulate in fp32",
+    "skip batch nan gradient accumulation": "The loss is NaN in one micro-batch",
+    "is gradient accumulation slower": "Is gradient accumulation slower?",
+    "does the huggingface trainer already divide the loss": "Does your trainer divide already?",
+    "lstm hidden state detach between batches": "RNN or LSTM: detach the hidden state",
+    "set_to_none=True what does it do": "None or zero: set_to_none",
+    "gradient accumulation loop example": "Which is the correct gradient accumulation loop?",
+    # new ones
+    "how many gradient accumulation steps should I use": "How many gradient accumulation steps",
+    "how to check that gradient accumulation is correct": "How can I test or check",
+    "gradient accumulation with GradScaler amp": "Gradient scaler and accumulation: unscale once",
+    "weights not updating after optimizer.step()": "The loss does not move, the weights are not updated",
+    "loss.item() slow on gpu": "Timing on a GPU: wait for the queue",
+    "micro batch vs mini batch vs batch size": "What is the difference between batch size, micro-batch",
+    "gradient checkpointing vs gradient accumulation": "Micro-batches, checkpoints, or both?",
+    "what is a leaf tensor": "Which tensors get a gradient",
+    "adam optimizer memory bytes per parameter": "How much memory that is in a real model",
+    "training hangs at end of epoch ddp": "Training hangs at the end of an epoch",
+}
+
+
+def test_questions_as_people_type_them_are_answered_in_the_first_five_results(
+    watch: Open, address: Address
+) -> None:
+    page = watch().page
+    lost = {}
+    for question, answer in ANSWERED.items():
+        page.goto(address("search.html", "file") + f"?q={quote(question)}")
+        results = page.locator("#search-results ul.search li a")
+        results.first.wait_for()
+        titles = results.all_inner_texts()[:FIRST]
+        if not any(answer in title for title in titles):
+            lost[question] = titles
+    assert len(ANSWERED) == 40
+    assert lost == {}
