@@ -286,7 +286,8 @@ def _read_later(optimizer: OptimizerHistory, other: OptimizerHistory) -> _Leaks:
         early = other.first_step_of.get(b, late)
         inside = between(optimizer.backwards, early, late)
         its_sites = set(sites[inside].tolist())
-        if its_sites - shared and (same_pace or sites[b] not in its_sites):
+        has_another_loss = not its_sites <= shared
+        if has_another_loss and (same_pace or sites[b] not in its_sites):
             yield b, early, late
 
 

@@ -251,13 +251,16 @@ def _write_code(finding: Finding, page: _Lines) -> None:
     """Write the user's line with a caret below it, between the lines around it."""
     page.add_code(f"  {literal(finding.file)}:{finding.line}")
     rows = finding.around or ((finding.line, finding.source),)
-    code = textwrap.dedent("\n".join(literal(text.expandtabs(4)) for _, text in rows))
-    digits = len(str(rows[-1][0]))
-    for (number, _), text in zip(rows, code.split("\n"), strict=True):
+    texts = [literal(text.expandtabs(4)) for _, text in rows]
+    code = textwrap.dedent("\n".join(texts)).split("\n")
+    last, _ = rows[-1]
+    digits = len(str(last))
+    for (number, _), text in zip(rows, code, strict=True):
         page.add_code(f"  {number:>{digits}} | {text}".rstrip())
         if number == finding.line:
-            carets = re.sub(r"\S.*", lambda rest: "^" * len(rest[0]), text)
-            page.add_code(f"  {'':>{digits}} | {carets}")
+            indent = " " * (len(text) - len(text.lstrip()))
+            carets = "^" * len(text.strip())
+            page.add_code(f"  {'':>{digits}} | {indent}{carets}")
 
 
 def around(text: str, line: int) -> tuple[tuple[int, str], ...]:
@@ -315,7 +318,9 @@ def _each_in_words(texts: list[str]) -> str:
     if len(texts) > _FEW and len(set(texts)) == 1:
         return f"{len(texts)} × {texts[0]}"
     shown = ", ".join(texts[:8])
-    return shown + (f", … ({len(texts)} in all)" if len(texts) > 8 else "")
+    if len(texts) > 8:
+        shown += f", … ({len(texts)} in all)"
+    return shown
 
 
 def terminal(stream: Any) -> dict[str, Any]:

@@ -603,8 +603,9 @@ def _follow_a_schedule(analysis: LedgerAnalysis, full: list[_StepSum]) -> bool:
 def _outgrow_one_divisor(sums: list[_StepSum], usual: int) -> bool:
     """Return whether one number divides windows of several lengths. The last one may have been cut short."""
     odd = sum(window.many != usual for window in sums[:-1])
-    whole = any(is_close(window.total, 1.0) for window in sums)
-    longer = sum(window.total > _ABOVE_ONE for window in sums)
+    totals = _totals(sums)
+    whole = any(is_close(total, 1.0) for total in totals)
+    longer = sum(total > _ABOVE_ONE for total in totals)
     return odd > 1 and (not whole or longer > 1)
 
 
