@@ -232,10 +232,11 @@ def test_pictures_stand_open_until_a_reader_chooses_to_predict_first(watch: Open
 def test_a_caption_stands_beside_a_figure_that_leaves_it_room(watch: Open, address: Address) -> None:
     page = watch().page
     page.goto(address("chapters/03_accumulation.html", "file"))
-    figure, caption = (page.locator(f"#fig-accumulated {part}").first.bounding_box() for part in (".accumviz", "figcaption"))
+    parts = page.locator("#fig-accumulated")
+    figure, caption = (parts.locator(part).first.bounding_box() for part in (".accumviz", "figcaption"))
     assert caption["x"] >= figure["x"] + figure["width"]
     page.set_viewport_size({"width": 1000, "height": 900})
-    figure, caption = (page.locator(f"#fig-accumulated {part}").first.bounding_box() for part in (".accumviz", "figcaption"))
+    figure, caption = (parts.locator(part).first.bounding_box() for part in (".accumviz", "figcaption"))
     assert caption["y"] >= figure["y"] + figure["height"]
 
 
