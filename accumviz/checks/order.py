@@ -279,21 +279,34 @@ def scheduler_per_micro_batch(optimizer: OptimizerHistory) -> Findings:
 def conditions(analysis: LedgerAnalysis) -> Conditions:
     """Say what has to be meant for a healthy loop to be so: a schedule of other steps, a rate that leaves 0 again."""
     for optimizer in analysis.optimizers:
-        schedules = _schedules(optimizer)
-        too_often = _stepped_too_often(optimizer, schedules)
-        if too_often and _comes_to_nothing(analysis, schedules):
-            yield "a schedule of the micro-batches is meant", int(schedules[0])
-        idle = _moved_on_in_vain(optimizer, schedules)
-        if idle >= _AGAIN:
-            said = f"a schedule that moves on with {idle} steps that the scaler skipped is meant"
-            yield said, int(schedules[0])
-        rates = _rates(analysis, optimizer.steps)
-        moving = np.flatnonzero(rates)
-        between_them = rates[moving[0] : moving[-1]] if moving.size else []
-        if 0 in between_them:
-            zero = moving[0] + between_them.index(0)
+        yield from _odd_schedule(optimizer)
+        zero = _falls_to_zero(optimizer)
+        if zero:
             said = f"a learning rate that falls to 0 in step {zero + 1} and rises again is meant"
             yield said, int(optimizer.steps[zero])
+
+
+def _odd_schedule(optimizer: OptimizerHistory) -> Conditions:
+    """Say of a schedule that it is meant to follow other steps than the optimizer's."""
+    schedules = _schedules(optimizer)
+    too_often = _stepped_too_often(optimizer, schedules)
+    if too_often and _comes_to_nothing(optimizer, schedules):
+        yield "a schedule of the micro-batches is meant", int(schedules[0])
+    idle = _moved_on_in_vain(optimizer, schedules)
+    if idle >= _AGAIN:
+        said = f"a schedule that moves on with {idle} steps that the scaler skipped is meant"
+        yield said, int(schedules[0])
+
+
+def _falls_to_zero(optimizer: OptimizerHistory) -> int:
+    """Return in which step a learning rate is 0 that was more before and is more afterwards; 0 for none."""
+    rates = np.array(_rates(optimizer, optimizer.steps))
+    moving = np.flatnonzero(rates)
+    still = np.flatnonzero(rates == 0)
+    if not moving.size:
+        return 0
+    inside = between(still, moving[0], moving[-1])
+    return inside[0] if inside else 0
 
 
 def _moved_on_in_vain(optimizer: OptimizerHistory, schedules: np.ndarray) -> int:

@@ -325,9 +325,11 @@ def divided_by_another(event: Event, number: int, by: str) -> str:
     divisions = re.findall(rf"/ *({_NAME}|\d+)", event.source)
     if len(divisions) != 1 or "backward(" not in event.source:
         return ""
-    if divisions[0].isdigit() and int(divisions[0]) != number:
+    [divisor] = divisions
+    if divisor.isdigit() and int(divisor) != number:
         return ""
-    return replaced(event, re.sub(rf"/ *({_NAME}|\d+)", f"/ {by}", event.source))
+    line = re.sub(rf"/ *{re.escape(divisor)}", f"/ {by}", event.source)
+    return replaced(event, line)
 
 
 def zeroing(step: Event) -> str:
@@ -349,5 +351,6 @@ def zeroing(step: Event) -> str:
 def knows(event: Event, step: Event) -> bool:
     """Return whether a line has the names of a step's line: it is in the same call, or in one that the step makes."""
     around = event.frames[1:]
-    same_call = around in (step.frames[1:], step.frames[:3])
-    return same_call or ("self." in event.source and "self." in step.source)
+    if around in (step.frames[1:], step.frames[:3]):
+        return True
+    return "self." in event.source and "self." in step.source
