@@ -15,7 +15,7 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 from wherebook import claims
 
 ROOT = Path(__file__).resolve().parents[2]
-NUMBERS = range(1, 58)
+NUMBERS = range(1, 59)
 KINDS = {
     "right": "right",
     "right-if": "right, if",
