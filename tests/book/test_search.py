@@ -57,9 +57,7 @@ ANSWERED = {
 }
 
 
-def test_questions_as_people_type_them_are_answered_in_the_first_five_results(
-    watch: Open, address: Address
-) -> None:
+def test_questions_as_people_type_them_are_answered_in_the_first_five_results(watch: Open, address: Address) -> None:
     page = watch().page
     lost = {}
     for question, answer in ANSWERED.items():
