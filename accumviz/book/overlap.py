@@ -30,9 +30,12 @@ COMPUTE, NETWORK = (1, 4), (2, 3)
 # More bars than this on top of each other leave no room for words.
 _MOST_LABELLED = 3
 _LEGEND = (
-    ("gradient", "a layer's gradient is computed, in the colour of its bucket"),
-    ("reduce", "all-reduce: the bucket is averaged over both ranks"),
-    ("wait", "the rank waits for the network"),
+    (
+        "gradient",
+        "the gradient of a layer is computed: its number, in the colour of its bucket",
+    ),
+    ("reduce", "all-reduce: from when this rank is ready until both have the mean"),
+    ("wait", "the rank waits for the network, or for the other rank"),
     ("step", "optimizer step"),
 )
 
@@ -324,7 +327,7 @@ def _said(one: Stretch) -> str:
     of = {
         "gradient": f"the gradient of layer {one.which}, which is in bucket {one.bucket}",
         "reduce": f"the all-reduce of bucket {one.which}, until the mean is there",
-        "wait": "the backward has its last gradient, and waits for the network",
+        "wait": "the backward has its last gradient, and waits for the network or the other rank",
         "step": "the optimizer's step",
     }
     return of.get(one.kind, f"the forward of micro-batch {one.micro_batch + 1}")

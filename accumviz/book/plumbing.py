@@ -89,7 +89,7 @@ class Plumbing(Displayed):
         leaks = ["g_loss leaks into D"] * into_d + ["d_loss leaks into G"] * into_g
         leaking = ", ".join(leaks) or "No leak"
         filled = self.games[into_d, into_g].centres
-        return f"{leaking}: after {self.rounds[-1]} rounds, samples fill {filled} of the 8 circles."
+        return f"{leaking}: by round {self.rounds[-1]}, samples fill {filled} of the 8 circles."
 
     @property
     def content(self) -> dict[str, Any]:

@@ -31,8 +31,8 @@ _CHANGES = {
 _LEGEND = (
     ("own av-rank-0", "rank 0’s shard of the weights"),
     ("own av-rank-1", "rank 1’s"),
-    ("lent av-rank-0", "gathered from rank 0"),
-    ("lent av-rank-1", "from rank 1"),
+    ("lent av-rank-0", "gathered copy: rank 0’s half"),
+    ("lent av-rank-1", "rank 1’s half"),
     ("whole", "whole gradient, of one rank’s samples"),
     ("averaged", "a shard of the averaged gradient"),
     ("rest", "activations and buffers"),

@@ -20,7 +20,8 @@ _INDEX = {"1": "₁", "2": "₂"}
 _STATIONS = (("y", "ŷ#", "x#"), ("e", "e#", ""), ("q", "e#²", "2e#"), ("loss", "", ""))
 _NOTE = (
     "Values go from w to the loss: <code>ŷ = w · x</code>, <code>e = 2x − ŷ</code>,"
-    " <code>loss = (e₁² + e₂²) / 2</code>. Gradients come back to w. Each stream is as wide as its gradient is large."
+    " <code>loss = (e₁² + e₂²) / 2</code>. Gradients come back to w."
+    " Each stream is as wide as its gradient is large, whatever its sign."
 )
 
 

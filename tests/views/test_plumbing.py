@@ -68,7 +68,7 @@ def test_each_setting_shows_the_training_that_consumes_its_leaks(picture: Plumbi
     leaks = [picture.game(taps) for taps in SETTINGS]
     assert leaks == [(not (zero or freeze), not detach) for zero, freeze, detach in SETTINGS]
     assert picture.sentence(OFF) == (
-        "g_loss leaks into D, d_loss leaks into G: after 600 rounds, samples fill 0 of the 8 circles."
+        "g_loss leaks into D, d_loss leaks into G: by round 600, samples fill 0 of the 8 circles."
     )
 
 
