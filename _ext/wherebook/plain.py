@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Protocol
 
 from wherebook.mathml import aligned
 
+PROJECT = Path(__file__).resolve().parents[2]
 ADMONITIONS = {"admonition", "attention", "caution", "danger", "error", "hint", "important", "note", "seealso", "tip"}
 ADMONITIONS |= {"warning"}
 FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}(?=\{|[^`]*$)|~{3,}|:{3,})(?:\{(?P<name>[\w:+-]+)\})?(?P<rest>.*)$")
@@ -104,6 +106,8 @@ def directive(opened: re.Match[str], body: list[str], book: Book) -> str:
         return indented([f"> {line}".rstrip() for line in [f"**{title}**", "", *inner.splitlines()]], indent)
     if name == "claims":
         return claims(body, book)
+    if name == "include":
+        return plain((PROJECT / rest).read_text("utf-8"), book)
     if name == "eval-rst":
         return book.described(body)
     raise PlainError(f"the directive {{{name}}} has no plain form")
