@@ -16,7 +16,7 @@ from accumviz.checks.analysis import (
 )
 from accumviz.checks.report import Findings
 from accumviz.checks.suggestions import calling_line, knows, zeroing
-from accumviz.ledger.events import CHANGED, CONTRIBUTED, PRESENT
+from accumviz.ledger.events import PRESENT
 
 # What is zeroed or missed less often may belong to a phase that was not recorded.
 _AGAIN = 3
@@ -179,12 +179,13 @@ def _of_optimizer(optimizer: OptimizerHistory) -> Iterator[str]:
 
 
 def _idle(optimizer: OptimizerHistory) -> list[int]:
-    """Return an optimizer's parameters whose `.grad` nothing touches; none where FSDP may not have scattered one."""
+    """Return an optimizer's parameters without a `.grad` at any of its steps; none where FSDP may yet scatter one."""
     # What one rank lacks another one may have.
     if optimizer.rank is not None or len(optimizer.windows) < _AGAIN:
         return []
-    happened = optimizer.ledger.state & (CONTRIBUTED | PRESENT | CHANGED)
-    touched = np.any(happened, axis=0)
+    present = optimizer.ledger.state[optimizer.steps] & PRESENT
+    consumed = optimizer.ledger.outcomes.steps > 0
+    touched = np.any(present, axis=0) | np.any(consumed, axis=0)
     idle = []
     scattered = set()
     for p, parameter in enumerate(optimizer.parameters):
