@@ -503,6 +503,21 @@ def test_a_divisor_below_the_length_of_the_windows_is_a_warning_and_one_far_abov
     )
 
 
+@pytest.mark.parametrize("into", [("d", "e"), ("e",)])
+def test_what_another_loss_alone_reaches_is_not_trained_and_has_to_be_meant(into: tuple[str, ...]) -> None:
+    play = Play({"g": 0, "d": 1, "e": 1})
+    for _ in range(4):
+        play.zero(1)
+        play.backward(term(8, 1), into=into, label="loss_d", line=11)
+        play.step(1)
+        play.zero(0)
+        play.backward(term(8, 1), into=("g", "d", "e"), label="loss_g", line=12)  # what leaks is zeroed in time
+        play.step(0)
+    report = av.check(play.ledger)
+    assert report.findings == ()
+    assert ("no loss is meant to reach d, which" in report.condition) == (into == ("e",)), report.condition
+
+
 def _carried_twice(*counts: int, factor: float) -> list[str]:
     play = windows(*counts, factor=factor)
     return [rule for rule in found(play) if rule == "leftover-carried"]
