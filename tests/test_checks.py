@@ -503,6 +503,19 @@ def test_a_divisor_below_the_length_of_the_windows_is_a_warning_and_one_far_abov
     )
 
 
+@pytest.mark.parametrize(("zeroed", "rules"), [(True, []), (False, ["gan-gradient-leak"])])
+def test_a_leak_is_found_where_one_line_calls_the_backward_of_both_networks(zeroed: bool, rules: list[str]) -> None:
+    play = Play({"g": 0, "d": 1})
+    for _ in range(6):
+        for optimizer, into in enumerate([("g", "d"), ("d",)]):
+            if zeroed:
+                play.zero(1)
+            play.backward(term(8, 1), into=into)
+            play.step(optimizer)
+            play.zero(optimizer)
+    assert found(play)[:1] == rules
+
+
 @pytest.mark.parametrize("into", [("d", "e"), ("e",)])
 def test_what_another_loss_alone_reaches_is_not_trained_and_has_to_be_meant(into: tuple[str, ...]) -> None:
     play = Play({"g": 0, "d": 1, "e": 1})

@@ -254,8 +254,6 @@ def gan_gradient_leak(optimizer: OptimizerHistory) -> Findings:
 
 def _all_leaks(optimizer: OptimizerHistory) -> _Leaks:
     """Return each backward that leaks from another optimizer's loss, where this one has several, and both steps."""
-    if np.unique(optimizer.sites[optimizer.backwards]).size < 2:
-        return
     for other in optimizer.optimizers:
         if _are_apart(optimizer, other):
             yield from _read_later(optimizer, other)
@@ -287,7 +285,9 @@ def _read_later(optimizer: OptimizerHistory, other: OptimizerHistory) -> _Leaks:
         early = other.first_step_of.get(b, late)
         inside = between(optimizer.backwards, early, late)
         its_sites = set(sites[inside].tolist())
-        has_another_loss = not its_sites <= shared
+        # One line of a trainer may call the backwards of both.
+        is_its_own = inside and not other.contributed[inside][:, other.columns].any()
+        has_another_loss = is_its_own or not its_sites <= shared
         if has_another_loss and (same_pace or sites[b] not in its_sites):
             yield b, early, late
 
