@@ -16,11 +16,10 @@ from sphinx.errors import ExtensionError
 
 from wherebook import claims, wheels
 from wherebook.lookup import Lookup
-from wherebook.plain import PlainError, plain
+from wherebook.plain import PROJECT, PlainError, plain
 from wherebook.setupcell import setup_cells
 
 FOLDER = "notebooks"
-PROJECT = Path(__file__).resolve().parents[2]
 # What a runtime such as Colab's does not have and a chapter may import, beside accumviz itself.
 CARRIED = ("torchviz",)
 FOLDED = {"jupyter": {"source_hidden": True}, "cellView": "form"}

@@ -43,9 +43,8 @@ def record(
 
     Tensors of at most `exact` elements keep every element, and their weights after each step, larger
     ones their 2-norm. `memory`
-    measures the bytes of saved tensors alive around a backward, and on a CUDA device what its
-    allocator has given out after an event: each one (True), none (False), or as many as fit into
-    a hundredth of a second and then two thousandths of the loop's time (None). `graphs=True`
+    measures the bytes of saved tensors alive around a backward: each one (True), none (False), or
+    as many as fit into a hundredth of a second and then two thousandths of the loop's time (None). `graphs=True`
     keeps each backward's graph in `recording.graphs`, for `play`: those of at most 2,000 nodes,
     100,000 nodes in all.
 

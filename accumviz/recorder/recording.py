@@ -484,7 +484,7 @@ class Recording:
     # --- events --------------------------------------------------------------------------------
 
     def _follows(self, owner: Any) -> bool:
-        """Return whether tensors of this are recorded; where another thread than the one followed owns it, stop."""
+        """Return whether tensors of this are recorded. Stops the recording where another thread than its own asks."""
         return bool(self._gradients.owned(owner)) and self._is_followed()
 
     def _is_followed(self) -> bool:
