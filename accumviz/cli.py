@@ -144,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     compare = command(
         _compare,
         "compare",
-        "Say how far the gradients of two recordings are apart, and why.",
+        "Say how far the gradients of two recordings are apart, and where they part.",
         "mine.ledger large_batch.ledger",
     )
     compare.add_argument("a", type=Path, metavar="A", help="a ledger")
