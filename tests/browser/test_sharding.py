@@ -63,6 +63,8 @@ def test_the_slider_moves_through_the_moments_and_says_each(page: Open) -> None:
 def test_the_stripes_fit_the_page_with_letters_that_can_be_read(page: Open, width: int) -> None:
     found = page(width=width).page
     assert found.evaluate("document.documentElement.scrollWidth") <= width
+    rows = found.locator(".av-map p:not(.av-title)").evaluate_all("all => all.map(one => one.offsetHeight)")
+    assert width > 640 or min(rows) <= 16, "two ranks' layers and the memory have to fit one screen of a phone"
     sizes = found.locator(".av-sharding :is(p, span, b):visible").evaluate_all(
         "all => all.filter(one => one.textContent).map(one => parseFloat(getComputedStyle(one).fontSize))"
     )
