@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import site
 import types
@@ -53,6 +54,17 @@ MADE: dict[str, Any] = {
     "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
     "Warmup": Warmup,
 }
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_warning_of_torch_names_the_users_line_with_a_recording_and_without(recorded: bool) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters())
+    scheduler = lr_scheduler.StepLR(optimizer, 1)
+    recording = av.record(net, optimizer) if recorded else contextlib.nullcontext()
+    with recording, pytest.warns(UserWarning, match=r"before `optimizer.step\(\)`") as said:
+        scheduler.step()
+    assert said[0].filename == __file__
 
 
 @pytest.mark.parametrize("kind", MADE)
