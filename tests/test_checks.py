@@ -707,6 +707,30 @@ def test_a_schedule_that_ends_with_the_last_micro_batch_was_made_for_them(rates:
 
 
 @pytest.mark.parametrize(
+    ("made_for", "every", "accused"),
+    [
+        (32, 1, True),  # one for each micro-batch
+        (30, 1, True),  # but for some of the last window
+        (8, 1, False),  # one for each window
+        (100, 1, False),  # stopped early
+        (16, 1, False),  # of two cycles
+        (32, 2, False),  # one for each epoch, as the default has it
+    ],
+)
+def test_a_schedule_is_too_long_that_takes_one_step_a_window_of_one_for_each_micro_batch(
+    made_for: int, every: int, accused: bool
+) -> None:
+    play = Play()
+    for window in play.each(range(8)):
+        for _ in range(4):
+            play.backward(term(8, 1 / 4))
+        if window % every == 0:
+            at = play.schedule()
+            play.rows[at]["details"] |= {} if window else {"horizon": made_for}
+    assert found(play) == ["schedule-too-long"] * accused
+
+
+@pytest.mark.parametrize(
     ("source", "name", "accused"),
     [
         ("scheduler.step(epoch + i / iters)", "CosineAnnealingWarmRestarts", False),
@@ -1019,7 +1043,7 @@ _NONSENSE: list[Any] = [
 ]
 _KEYS = (
     *("terms", "armed", "no_sync", "ranks", "amp_scale", "max_norm", "total_norm", "optimizer_index", "skipped"),
-    *("what", "loader", "lr", "by", "error", "unmeasured", "armed_line", "old_weight", "unmoved"),
+    *("what", "loader", "lr", "by", "error", "unmeasured", "armed_line", "old_weight", "unmoved", "horizon"),
 )
 
 

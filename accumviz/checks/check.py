@@ -77,6 +77,7 @@ RULES = (
     ),
     Rule(weights.loss_not_divided, needs=_SHARES),
     Rule(order.scheduler_per_micro_batch),
+    Rule(order.schedule_too_long),
     Rule(several.ddp_unsynced_step, ("no-sync-excludes-forward",)),
     Rule(several.no_sync_excludes_forward),
     Rule(several.rank_token_weight, needs=_SHARES, compares=True),

@@ -276,6 +276,33 @@ def scheduler_per_micro_batch(optimizer: OptimizerHistory) -> Findings:
     )
 
 
+@for_each_optimizer
+def schedule_too_long(optimizer: OptimizerHistory) -> Findings:
+    """Find a schedule that is made for as many steps as there are micro-batches, and takes one in each window."""
+    schedules = _schedules(optimizer)
+    horizons = optimizer.events.detail("horizon", math.nan)
+    labels = optimizer.events.column("label")
+    sites = optimizer.sites[optimizer.backwards]
+    # A micro-batch may have several losses, of several lines.
+    micro_batches = np.bincount(sites).max(initial=0)
+    for event in schedules[np.isfinite(horizons[schedules])].tolist():
+        taken = np.count_nonzero(labels[schedules] == labels[event])
+        horizon = float(horizons[event])
+        once_a_window = optimizer.steps.size < 2 * taken <= horizon
+        close = abs(horizon - micro_batches) < optimizer.usual
+        if taken >= _AGAIN and once_a_window and close:
+            yield optimizer.finding(
+                "warning",
+                event,
+                evidence={"made for": horizon, "steps taken": taken},
+                cause=(
+                    f"The schedule is made for {horizon:.0f} steps, as many as there are micro-batches, and takes {taken}, "
+                    f"one in each window: the script ends with {taken / horizon:.0%} of it done. Make it for as many "
+                    "steps as there are windows."
+                ),
+            )
+
+
 def conditions(analysis: LedgerAnalysis) -> Conditions:
     """Say what has to be meant for a healthy loop to be so: a schedule of other steps, a rate that leaves 0 again."""
     for optimizer in analysis.optimizers:

@@ -33,6 +33,7 @@ from accumviz.recorder.targets import (
     Named,
     Optimizers,
     called,
+    horizon,
     parameters,
 )
 from accumviz.recorder.transfer import HALF, StepSample, unseen, wire
@@ -402,7 +403,11 @@ class Recording:
         if optimizer is None or not self._follows(optimizer):
             return
         self._before_change()
-        details = {"scheduler": type(scheduler).__name__}
+        details: Details = {"scheduler": type(scheduler).__name__}
+        made_for = horizon(scheduler)
+        # One that goes on from a checkpoint takes the rest of its steps alone.
+        if made_for and getattr(scheduler, "last_epoch", 0) == 1:
+            details["horizon"] = made_for
         details |= self._describe_optimizer(optimizer, frame)
         name = called(scheduler, frame)
         self._emit("schedule", self._site(frame), name, details, [])

@@ -18,6 +18,8 @@ from accumviz.recorder.transfer import local
 
 # The variables of so many callers are searched for a name.
 _CALLERS = 32
+# What schedulers call the number of steps that they are made for.
+_HORIZONS = ("total_steps", "T_max", "total_iters", "num_training_steps")
 _NESTED = "`{name}` is a nested tensor, whose gradients are not recorded"
 _EXPECTED = (
     "expected a module, an optimizer, a parameter, a dict of named tensors, or a list of these, "
@@ -139,6 +141,18 @@ def names_of(item: Any, frame: Caller) -> Iterator[str]:
 def called(item: Any, frame: Caller) -> str:
     """Return what the nearest caller calls this object, else its class."""
     return next(names_of(item, frame), type(item).__name__)
+
+
+def horizon(scheduler: Any) -> int | None:
+    """Return for how many steps a schedule was made; None where it does not say, or one after another has no end."""
+    held = vars(scheduler)
+    for function in held.get("lr_lambdas", ()):  # those of transformers are partials
+        held = getattr(function, "keywords", {})
+    if "_milestones" in held:
+        last = horizon(held["_schedulers"][-1])
+        return last and held["_milestones"][-1] + last
+    lengths = map(held.get, _HORIZONS)
+    return next((length for length in lengths if isinstance(length, int)), None)
 
 
 class Loaders:

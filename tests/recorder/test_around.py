@@ -7,7 +7,8 @@ import pickle
 import site
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +85,54 @@ def test_each_step_of_a_scheduler_is_one_event(kind: str, when: str) -> None:
             optimizer.step()
             scheduler.step(*([1.0] if kind == "ReduceLROnPlateau" else []))
             rates.append(optimizer.param_groups[0]["lr"])
-    assert details(recording.ledger, "schedule") == [
-        {"scheduler": kind, "optimizer": "optimizer", "optimizer_index": 0, "lr": [rate]} for rate in rates
-    ]
+    about = {"scheduler": kind, "optimizer": "optimizer", "optimizer_index": 0}
+    first, *others = details(recording.ledger, "schedule")
+    assert first.pop("horizon", None) == (9 if kind == "OneCycleLR" else None)
+    assert [first, *others] == [about | {"lr": [rate]} for rate in rates]
     assert {event.label for event in recording.ledger.of("schedule")} == {"scheduler"}
     assert "scheduler.step" in recording.ledger.of("schedule")[0].source
+
+
+def _linear(step: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
+    return 1 - max(0, step - num_warmup_steps) / num_training_steps
+
+
+LENGTHS: dict[str, tuple[Callable[[Any], Any], int | None]] = {
+    "a cosine": (lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=8), 8),
+    "a line": (lambda o: lr_scheduler.LinearLR(o, total_iters=7), 7),
+    "a polynomial": (lambda o: lr_scheduler.PolynomialLR(o, total_iters=6), 6),
+    "a partial": (
+        lambda o: lr_scheduler.LambdaLR(o, partial(_linear, num_warmup_steps=1, num_training_steps=5)),
+        5,
+    ),
+    "a warm-up before a cosine": (
+        lambda o: lr_scheduler.SequentialLR(
+            o, [lr_scheduler.LinearLR(o, total_iters=2), lr_scheduler.CosineAnnealingLR(o, T_max=8)], [2]
+        ),
+        10,
+    ),
+    "a cosine without an end": (lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4), None),
+    "a function": (lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)), None),
+}
+
+
+@pytest.mark.parametrize("kind", LENGTHS)
+@pytest.mark.parametrize("before", [0, 1])
+def test_the_first_step_of_a_schedule_says_for_how_many_it_was_made(kind: str, before: int) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    make, length = LENGTHS[kind]
+    scheduler = make(optimizer)
+    for _ in range(before):
+        optimizer.step()
+        scheduler.step()
+    with av.record(net, optimizer) as recording:
+        for _ in range(2):
+            net(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            scheduler.step()
+    said = [each.get("horizon") for each in details(recording.ledger, "schedule")]
+    assert said == [None if before else length, None]
 
 
 # --- loaders --------------------------------------------------------------------------------------
