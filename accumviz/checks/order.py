@@ -296,9 +296,9 @@ def schedule_too_long(optimizer: OptimizerHistory) -> Findings:
                 event,
                 evidence={"made for": horizon, "steps taken": taken},
                 cause=(
-                    f"The schedule is made for {horizon:.0f} steps, as many as there are micro-batches, and takes {taken}, "
-                    f"one in each window: the script ends with {taken / horizon:.0%} of it done. Make it for as many "
-                    "steps as there are windows."
+                    f"The schedule is made for {horizon:.0f} steps, as many as there are micro-batches, and takes "
+                    f"{taken}, one in each window: the script ends with {taken / horizon:.0%} of it done. Make it for "
+                    "as many steps as there are windows."
                 ),
             )
 
