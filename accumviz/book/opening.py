@@ -9,9 +9,9 @@ from typing import Any
 
 from accumviz.book import weights
 from accumviz.ledger.ledger import Ledger, recorded
-from accumviz.show import Displayed, table
+from accumviz.show import Displayed
 from accumviz.views.payload import listing
-from accumviz.views.player import picture
+from accumviz.views.player import Picture
 from accumviz.views.style import number
 
 # The ways to take a step: all samples at once, or in pieces, with the division and without it.
@@ -22,7 +22,7 @@ WAYS = (WHOLE, DIVIDED, UNDIVIDED)
 
 
 @dataclass(eq=False, repr=False)
-class Opening(Displayed):
+class Opening(Picture):
     """Recordings of one loop for several learning rates, each with its division and without it.
 
     `runs` holds a ledger for each rate and way. `loss` is the mean loss of all samples at a weight, and `slope` its
@@ -101,11 +101,8 @@ class Opening(Displayed):
         return float(self.loss(first)), float(self.loss(last))
 
     def to_html(self) -> str:
-        """Return a fragment of HTML that needs nothing else; without scripts, the words and a table remain."""
-        text = (
-            f'<div class="av-words"><p>{" ".join(self.words)}</p>{self._table()}</div>'
-        )
-        page = picture("opening", self.content, text, __file__)
+        """Return the picture, and behind a button what there is more."""
+        page = super().to_html()
         if self.more is None:
             return page
         return (
@@ -113,29 +110,16 @@ class Opening(Displayed):
             f"</summary>{self.more.to_html()}</details>"
         )
 
-    def _table(self) -> str:
-        rows = []
-        for rate in self.rates:
-            row = [number(rate)]
-            for way in WAYS:
-                _, last = self._losses(self.runs[rate, way])
-                row.append(number(last, 3))
-            rows.append(row)
-        return table(["learning rate", *WAYS], rows, "Loss after the last step")
-
     @property
     def words(self) -> list[str]:
-        """Where each way leads, in a sentence."""
+        """Where each way leads at each learning rate, in a sentence."""
         sentences = []
-        for way in WAYS:
-            first, last = self._losses(self.runs[self.start, way])
+        for (rate, way), ledger in self.runs.items():
+            first, last = self._losses(ledger)
             sentences.append(
-                f"{way}: the loss goes from {number(first, 3)} to {number(last, 3)}."
+                f"learning rate {number(rate)}, {way}: the loss goes from {number(first, 3)} to {number(last, 3)}."
             )
         return sentences
-
-    def __repr__(self) -> str:
-        return f"Opening: {len(self.runs)} runs, learning rates {number(self.rates[0])} to {number(self.rates[-1])}"
 
 
 def opening(

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accumviz.show import Displayed, escape, plural, table
+from accumviz.show import plural
 from accumviz.views import style
-from accumviz.views.player import picture
+from accumviz.views.player import Picture
 
 # What happened, of which micro-batch, layer or bucket, and when, in seconds of a clock that all ranks share.
 Note = tuple[str, int, float]
@@ -97,9 +97,8 @@ def buckets(notes: Sequence[Note]) -> dict[int, int]:
     return found
 
 
-def stretches(notes: Sequence[Note]) -> list[Stretch]:
+def stretches(notes: Sequence[Note], bucket_of: Mapping[int, int]) -> list[Stretch]:
     """Return what one rank did, worked out from the times that it noted."""
-    bucket_of = buckets(notes)
     launched: dict[int, float] = {}
     made = []
     k, since = 0, 0.0
@@ -119,7 +118,7 @@ def stretches(notes: Sequence[Note]) -> list[Stretch]:
 
 
 @dataclass(eq=False, repr=False)
-class Overlap(Displayed):
+class Overlap(Picture):
     """One window of two ranks for each setting: their notes, and the bytes of one layer."""
 
     runs: Mapping[Setting, Sequence[Sequence[Note]]]
@@ -129,8 +128,13 @@ class Overlap(Displayed):
     def __post_init__(self) -> None:
         self.caps = sorted({cap for cap, _ in self.runs})
         self._done: dict[Setting, list[list[Stretch]]] = {}
+        # Of each setting and rank, the bucket of each layer.
+        self._buckets: dict[Setting, list[dict[int, int]]] = {}
         for setting, ranks in self.runs.items():
-            self._done[setting] = [stretches(notes) for notes in ranks]
+            found = [buckets(notes) for notes in ranks]
+            pairs = zip(ranks, found, strict=True)
+            self._done[setting] = [stretches(notes, of) for notes, of in pairs]
+            self._buckets[setting] = found
         self._axis = max(self.seconds(setting) for setting in self.runs)
 
     def seconds(self, setting: Setting) -> float:
@@ -145,7 +149,7 @@ class Overlap(Displayed):
         """Return the all-reduces of a window, the bytes of gradients in them, and the seconds that rank 0 waits."""
         first = self._done[setting][0]
         reduced = [one for one in first if one.kind == "reduce"]
-        layers = list(buckets(self.runs[setting][0]).values())
+        layers = list(self._buckets[setting][0].values())
         size = self.layer * sum(layers.count(one.bucket) for one in reduced)
         waits = sum(one.seconds for one in first if one.kind == "wait")
         return len(reduced), size, waits
@@ -180,7 +184,7 @@ class Overlap(Displayed):
         look = f"{one.kind} {'odd' if one.bucket % 2 else 'even'}"
         if one.kind != "reduce":
             return Mark(COMPUTE[rank], name, look, *place, label=_label(one), says=says)
-        rows = len(set(buckets(self.runs[setting][rank]).values()))
+        rows = len(set(self._buckets[setting][rank].values()))
         label = "all-reduce" if rows <= _MOST_LABELLED else ""
         row = 100 * one.bucket / rows
         return Mark(NETWORK[rank], name, look, *place, row, 100 / rows, label, says)
@@ -229,69 +233,27 @@ class Overlap(Displayed):
             runs.append([self._shown((cap, quiet)) for quiet in (False, True)])
         cap, quiet = self.start
         start = [self.caps.index(cap), int(quiet)]
-        return {"caps": self.caps, "start": start, "lanes": LANES, "runs": runs}
+        return {
+            "caps": self.caps,
+            "start": start,
+            "lanes": LANES,
+            "legend": _LEGEND,
+            "runs": runs,
+        }
 
     def _shown(self, setting: Setting) -> dict[str, Any]:
         marks = [mark.data for mark in self.marks(setting)]
         return {"says": self.sentence(setting), "marks": marks}
 
-    def to_html(self) -> str:
-        """Return a fragment of HTML that needs nothing else; without scripts a still picture and a table remain."""
-        keys = ""
-        for look, text in _LEGEND:
-            swatches = (
-                f'<i class="av-{look} av-even"></i><i class="av-{look} av-odd"></i>'
-            )
-            keys += f"<span>{swatches} {escape(text)}</span>"
-        below = f'<p class="av-legend">{keys}</p>'
-        text = f'<div class="av-words">{self._still()}<p>{" ".join(self.words)}</p>{self._table()}</div>{below}'
-        return picture("overlap", self.content, text, __file__)
-
-    def _still(self) -> str:
-        """Return the setting at the start as a picture without a script."""
-        lanes = [""] * len(LANES)
-        for mark in self.marks(self.start):
-            place = f"left:{mark.left:.2f}%;width:{mark.width:.2f}%;top:{mark.top:.2f}%;height:{mark.height:.2f}%"
-            looks = " ".join(f"av-{look}" for look in mark.look.split())
-            lanes[mark.lane] += (
-                f'<span class="{looks}" style="{place}"><b>{escape(mark.label)}</b></span>'
-            )
-        rows = ""
-        for (who, kind), inside in zip(LANES, lanes, strict=True):
-            rows += f'<div class="av-lane av-{kind}"><p><b>{who}</b> {kind}</p><div>{inside}</div></div>'
-        return f'<div class="av-lanes" role="img" aria-label="{escape(self.sentence(self.start))}">{rows}</div>'
-
-    def _table(self) -> str:
-        rows = []
-        for setting in sorted(self.runs):
-            cap, quiet = setting
-            count, size, waits = self.counts(setting)
-            whole = self.seconds(setting)
-            inside = "all but the last" if quiet else "none"
-            rows.append(
-                [str(cap), inside, str(count), style.size(size), _ms(whole), _ms(waits)]
-            )
-        heads = [
-            "bucket_cap_mb",
-            "micro-batches in no_sync",
-            "all-reduces",
-            "sent",
-            "window, ms",
-            "rank 0 waits, ms",
-        ]
-        return table(heads, rows, "A window of every setting")
-
     @property
     def words(self) -> list[str]:
-        """What the picture shows, in sentences."""
+        """What a window of each setting sends, in sentences."""
         shown = []
-        for quiet in (False, True):
-            way = "With no_sync" if quiet else "Without no_sync"
-            shown.append(f"{way}: {self.sentence((self.start[0], quiet))}")
+        for cap, quiet in sorted(self.runs):
+            way = "with" if quiet else "without"
+            said = self.sentence((cap, quiet))
+            shown.append(f"bucket_cap_mb {cap}, {way} no_sync: {said}")
         return shown
-
-    def __repr__(self) -> str:
-        return f"Overlap: {len(self.runs)} settings, bucket_cap_mb {self.caps[0]} to {self.caps[-1]}"
 
 
 def overlap(

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
-from accumviz.show import Displayed, table
-from accumviz.views.player import picture
+from accumviz.views.player import Picture
 from accumviz.views.style import number
 
 # Which lines are in the loop, in the order of `LINES`.
@@ -57,7 +56,7 @@ class Game:
 
 
 @dataclass(eq=False, repr=False)
-class Plumbing(Displayed):
+class Plumbing(Picture):
     """Two rounds of a GAN for each setting of the taps, and a training for each combination of leaks.
 
     `games` holds the trainings by whether `g_loss` leaks into D and whether `d_loss` leaks into G. Of each,
@@ -118,19 +117,18 @@ class Plumbing(Displayed):
         parts: list[float] = (of_paths / self._scale).round(4).tolist()
         return parts
 
-    def to_html(self) -> str:
-        """Return a fragment of HTML that needs nothing else; without scripts, the picture stands, and a table."""
+    @property
+    def still(self) -> str:
+        """Taps, pipes and samples as they are without any tap."""
         first = self.content["runs"][0]
         taps = ""
         for name, line, when in LINES:
             taps += f"<label>{_TAP}<span><code>{line}</code> <b>{name}</b> {when}</span></label>"
-        text = (
+        return (
             f'<div class="av-taps" role="group" aria-label="Lines of the loop">{taps}</div>'
             f'<p class="av-says" aria-live="polite">{first["says"]}</p>'
             f'<div class="av-both">{_drawing(first)}{self._ring(first["game"])}</div>'
-            f'<div class="av-words">{self._table()}</div>'
         )
-        return picture("plumbing", self.content, text, __file__)
 
     def _ring(self, game: int) -> str:
         """Draw the circles of the centres, and the samples of a game at its last round."""
@@ -149,15 +147,6 @@ class Plumbing(Displayed):
             f' max="{end}" value="{end}" {_ALONE}><output>{self.rounds[-1]}</output></label></div>'
         )
 
-    def _table(self) -> str:
-        rows = []
-        for taps in self.ledgers:
-            _, consumed = self._norms[taps]
-            levels = [number(norm, 2) for norm in consumed]
-            rows.append([_with(taps), *levels, self.games[self.game(taps)].centres])
-        heads = [f"{loss} in {network}" for loss, network in PATHS]
-        return table(["with", *heads, "centres"], rows, "What the steps consume")
-
     @property
     def words(self) -> list[str]:
         """What each setting of the taps leads to, in a sentence."""
@@ -165,9 +154,6 @@ class Plumbing(Displayed):
         for taps in self.ledgers:
             shown.append(f"With {_with(taps)}: {self.sentence(taps)}")
         return shown
-
-    def __repr__(self) -> str:
-        return f"Plumbing: {len(self.ledgers)} settings of the taps, {len(self.games)} trainings"
 
 
 def norms(ledger: Ledger) -> np.ndarray:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from accumviz.show import Displayed, counted, escape, table
-from accumviz.views.player import picture
+from accumviz.show import counted, escape
+from accumviz.views.player import Picture
 from accumviz.views.style import size
 
 # A phase; the bytes of each layer on this rank, by kind; the most bytes of all tensors while these stay.
@@ -49,7 +49,7 @@ class Stripe:
 
 
 @dataclass(eq=False, repr=False)
-class Sharding(Displayed):
+class Sharding(Picture):
     """The moments of one window on each rank, for each setting, and the most bytes that a rank holds with DDP."""
 
     runs: Mapping[Setting, Sequence[Sequence[Moment]]]
@@ -146,19 +146,17 @@ class Sharding(Displayed):
             "moments": _said(moments),
         }
 
-    def to_html(self) -> str:
-        """Return a fragment of HTML that needs nothing else; without scripts, the picture stands, and a table."""
+    @property
+    def still(self) -> str:
+        """The setting at the start: what a window sends, the drawing, and its legend."""
         keys = ""
         for look, text in _LEGEND:
             keys += f'<span><i class="av-{look}"></i> {escape(text)}</span>'
         says = escape(self.sentence(self.start))
         above = f'<p class="av-says" aria-live="polite">{says}</p>'
-        below = f'<p class="av-legend">{keys}</p><div class="av-words">{self._table()}</div>'
-        return picture(
-            "sharding", self.content, above + self._still() + below, __file__
-        )
+        return f'{above}{self._drawing()}<p class="av-legend">{keys}</p>'
 
-    def _still(self) -> str:
+    def _drawing(self) -> str:
         """Draw the setting at the start."""
         moments = self.runs[self.start][0]
         heads = ""
@@ -176,39 +174,17 @@ class Sharding(Displayed):
         rows += f'<b style="--av-top:{self._of_ddp():.4g}">DDP: {size(self.ddp)}</b><i class="av-now"></i>'
         return f'<div class="av-map" role="img" aria-label="{escape(self.sentence(self.start))}">{rows}</div>'
 
-    def _table(self) -> str:
-        rows = []
-        for setting in sorted(self.runs, reverse=True):
-            reshard, sync = setting
-            gathers, scatters, waiting = self.counts(setting)
-            row = [
-                reshard,
-                sync,
-                gathers,
-                scatters,
-                size(waiting),
-                size(self.most(setting)),
-            ]
-            rows.append(list(map(str, row)))
-        heads = [
-            "reshard_after_forward",
-            "each micro-batch averages",
-            "all-gathers",
-            "reduce-scatters",
-            "gradients between micro-batches",
-            "at most in all",
-        ]
-        return table(heads, rows, "A window of every setting")
-
     @property
     def words(self) -> list[str]:
-        """What the picture shows at its start, in sentences."""
-        return [self.sentence(self.start)]
-
-    def __repr__(self) -> str:
-        return (
-            f"Sharding: {len(self.runs)} settings on {len(self.runs[self.start])} ranks"
-        )
+        """What a window of each setting sends and holds, in sentences."""
+        shown = []
+        for reshard, sync in sorted(self.runs, reverse=True):
+            said = self.sentence((reshard, sync))
+            often = "each" if sync else "the last"
+            shown.append(
+                f"reshard_after_forward={reshard}, {often} micro-batch averages: {said}"
+            )
+        return shown
 
 
 def _held(moments: Sequence[Moment]) -> np.ndarray:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accumviz.show import Displayed, table
 from accumviz.views.payload import plain
-from accumviz.views.player import picture
+from accumviz.views.player import Picture
 from accumviz.views.style import number
 
 # What one run says, by name: values, gradients (`.grad`), what each sample brings to the weight (`part`), and the
@@ -109,7 +108,7 @@ NARROW = Positions(
 
 
 @dataclass(eq=False, repr=False)
-class Streams(Displayed):
+class Streams(Picture):
     """Runs of one loss for a grid of values of `w` and `x`, the first sample; `start` is what is shown first."""
 
     runs: Mapping[tuple[float, float], Run]
@@ -150,12 +149,12 @@ class Streams(Displayed):
             )
         return [*sentences, f"Together: w.grad = {number(run['w.grad'])}."]
 
-    def to_html(self) -> str:
-        """Return a fragment of HTML that needs nothing else; without scripts, the picture stands, and a table."""
+    @property
+    def still(self) -> str:
+        """Both drawings, of which a page shows one, and the sum at the weight."""
         run = self.runs[self.start]
         pictures = "".join(_drawing(layout, run) for layout in (WIDE, NARROW))
-        text = f'<p class="av-note">{_NOTE}</p>{pictures}{self._sum()}<div class="av-words">{self._table()}</div>'
-        return picture("streams", self.content, text, __file__)
+        return f'<p class="av-note">{_NOTE}</p>{pictures}{self._sum()}'
 
     def _sum(self) -> str:
         run = self.runs[self.start]
@@ -168,19 +167,6 @@ class Streams(Displayed):
             )
         total = f"<span>added at w: w.grad = <b>{_number(run, 'w.grad')}</b></span>"
         return f'<p class="av-says" aria-live="polite">{" ".join([*sums, total])}</p>'
-
-    def _table(self) -> str:
-        names = ["w", "x1", "part1", "part2", "w.grad", "loss"]
-        heads = ["w", "x₁", "from sample 1", "from sample 2", "w.grad", "loss"]
-        rows = []
-        for w in self.axes["w"][::5]:
-            for x in self.axes["x1"][::4]:
-                run = self.runs[w, x]
-                rows.append([number(run[name]) for name in names])
-        return table(heads, rows, "Some of the recorded runs")
-
-    def __repr__(self) -> str:
-        return f"Streams: {len(self.runs)} runs of w and x, from w = {number(self.start[0])}"
 
 
 def streams(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import inspect
 import itertools
 import math
 from bisect import bisect_right
@@ -16,7 +17,7 @@ from accumviz import arguments
 from accumviz.checks.report import Report
 from accumviz.graph.graph import Graph, Node, in_order
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
-from accumviz.show import Displayed, counted, literal
+from accumviz.show import Displayed, counted, escape, literal
 from accumviz.views import style, words
 from accumviz.views.graph import Card, LayoutError, cards_of, forms, place
 from accumviz.views.layout import SCALED
@@ -344,13 +345,29 @@ def fragment(
     )
 
 
-def picture(
-    kind: str,
-    content: Any,
-    text: str,
-    beside: str,
-) -> str:
-    """Return the fragment of a view whose sheet and script have its name, in the folder beside a module."""
-    sheets = [style.CSS, style.static(f"{kind}.css", beside)]
-    script = style.static(f"{kind}.js", beside)
-    return fragment(kind, identity(content), text, encode(content), sheets, script)
+class Picture(Displayed):
+    """A view that a script draws; kind, script and sheet go by the name of its class, beside whose module they are."""
+
+    @property
+    def content(self) -> Any:
+        """What the script is told."""
+        raise NotImplementedError
+
+    @property
+    def still(self) -> str:
+        """What stands there before the script runs, and moves once it does."""
+        return ""
+
+    def to_html(self) -> str:
+        """Return a fragment of HTML that needs nothing else; without scripts, what it shows remains in words."""
+        kind = type(self).__name__.lower()
+        beside = inspect.getfile(type(self))
+        items = "".join(f"<li>{escape(sentence)}</li>" for sentence in self.words)
+        text = f'{self.still}<ul class="av-words">{items}</ul>'
+        sheets = [style.CSS, style.static(f"{kind}.css", beside)]
+        script = style.static(f"{kind}.js", beside)
+        name = identity(self.content)
+        return fragment(kind, name, text, encode(self.content), sheets, script)
+
+    def __repr__(self) -> str:
+        return type(self).__name__

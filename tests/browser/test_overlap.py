@@ -78,9 +78,9 @@ def test_the_lanes_fit_the_page_with_letters_that_can_be_read(page: Open, width:
     assert min(sizes) >= 13
 
 
-def test_without_scripts_and_on_paper_the_picture_stands(page: Open) -> None:
+def test_on_paper_the_picture_stands_above_its_words(page: Open) -> None:
     found = page(java_script_enabled=True).page
     found.emulate_media(media="print")
     assert found.locator(".av-network .av-reduce:visible").count() == 8
-    assert found.locator(".av-overlap table").is_visible()
+    assert found.locator(".av-overlap .av-words").is_visible()
     assert not found.locator(".av-keys").is_visible()

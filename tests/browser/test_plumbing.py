@@ -46,13 +46,13 @@ def test_a_setting_that_trains_otherwise_plays_its_rounds(shown: Open, mode: str
     assert dot.get_attribute("style") == "transform: translate(150px, 150px);"
 
 
-def test_without_scripts_and_on_paper_the_picture_and_a_table_are_there(
+def test_without_scripts_and_on_paper_the_picture_and_its_words_are_there(
     watch: Open, shown: Open, tmp_path: Any
 ) -> None:
     page = watch(java_script_enabled=False).page
     page.goto(written(tmp_path / "page.html", VIEW))
-    assert page.locator(".av-pipes").is_visible() and page.locator(".av-words table").is_visible()
+    assert page.locator(".av-pipes").is_visible() and page.locator(".av-words").is_visible()
     assert not page.get_by_role("switch").first.is_visible()
     printed = shown(VIEW, wait=READY)
     printed.emulate_media(media="print")
-    assert printed.locator(".av-words table").is_visible() and not printed.get_by_role("slider").is_visible()
+    assert printed.locator(".av-words").is_visible() and not printed.get_by_role("slider").is_visible()

@@ -71,9 +71,9 @@ def test_the_stripes_fit_the_page_with_letters_that_can_be_read(page: Open, widt
     assert min(sizes) >= 13
 
 
-def test_on_paper_the_picture_stands_with_its_table(page: Open) -> None:
+def test_on_paper_the_picture_stands_with_its_words(page: Open) -> None:
     found = page().page
     found.emulate_media(media="print")
     assert found.locator(".av-map svg:visible").count() == 3
-    assert found.locator(".av-sharding table").is_visible()
+    assert found.locator(".av-sharding .av-words").is_visible()
     assert not found.locator(".av-keys").is_visible()

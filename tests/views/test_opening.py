@@ -45,7 +45,6 @@ def test_a_way_that_ends_higher_than_it_began_fails(figure: Opening) -> None:
     assert (undivided["fails"], undivided["from"], undivided["to"]) == (True, "10", "90")
 
 
-def test_without_scripts_a_sentence_and_a_table_say_the_same(figure: Opening) -> None:
+def test_without_scripts_a_sentence_says_where_each_way_leads(figure: Opening) -> None:
     text = figure.to_html().partition("<script")[0]
-    assert "undivided: the loss goes from 10 to 90." in text
-    assert "<td>0.05</td><td>0</td><td>0</td><td>90</td>" in text
+    assert "<li>learning rate 0.05, undivided: the loss goes from 10 to 90.</li>" in text

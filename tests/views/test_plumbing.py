@@ -72,9 +72,9 @@ def test_each_setting_shows_the_training_that_consumes_its_leaks(picture: Plumbi
     )
 
 
-def test_without_scripts_a_drawing_a_sentence_and_a_table_say_the_same(picture: Plumbing) -> None:
+def test_without_scripts_a_drawing_and_sentences_say_the_same(picture: Plumbing) -> None:
     text = picture.to_html().partition("<script")[0]
     assert picture.sentence(OFF) in text
     assert 'stroke-width="3.5"' in text and 'style="transform:scaleY(0.25)"' in text
-    assert "<td>zero, detach</td><td>0.25</td><td>0</td><td>0</td><td>8</td><td>8</td>" in text
-    assert "<td>freeze</td><td>0.25</td><td>0</td><td>0.25</td><td>8</td><td>3 to 4</td>" in text
+    assert "<li>With zero, detach: No leak: by round 600, samples fill 8 of the 8 circles.</li>" in text
+    assert "<li>With freeze: d_loss leaks into G: by round 600, samples fill 3 to 4 of the 8 circles.</li>" in text

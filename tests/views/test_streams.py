@@ -60,9 +60,9 @@ def test_a_row_for_each_run_begins_where_the_picture_does(picture: Streams) -> N
     assert dict(zip(content["names"], row, strict=True)) == run(1.0, 4.0)
 
 
-def test_without_scripts_the_sums_and_a_table_say_the_same(picture: Streams) -> None:
+def test_without_scripts_sentences_say_the_sum_at_the_weight(picture: Streams) -> None:
     text = picture.to_html().partition("<script")[0]
-    assert "<td>1</td><td>2</td><td>−4</td><td>−4</td><td>−8</td><td>4</td>" in text
+    assert "<li>Sample 1 brings 0.5 × 8 × −1 × 4 = −16.</li>" in text
     assert picture.words == [
         "Sample 1 brings 0.5 × 8 × −1 × 4 = −16.",
         "Sample 2 brings 0.5 × 4 × −1 × 2 = −4.",

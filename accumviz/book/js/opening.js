@@ -172,4 +172,4 @@ async function opening({ model, el }) {
   return () => clearTimeout(timer);
 }
 
-startAll("opening", opening, "a picture and a table");
+startAll("opening", opening, "what it shows in words");

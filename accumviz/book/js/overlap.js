@@ -56,6 +56,8 @@ async function overlap({ model, el }) {
   const shown = h("output");
   const says = h("p.av-says", { "aria-live": "polite" });
   const points = h("p.av-points", {}, HINT);
+  const legend = h("p.av-legend", {}, ...data.legend.map(([look, text]) =>
+    h("span", {}, h(`i.av-${look}.av-even`), h(`i.av-${look}.av-odd`), ` ${text}`)));
   /** @param {Event} event */
   const point = ({ target }) =>
     tell(points, /** @type {HTMLElement} */ (target).closest("span")?.dataset.says || HINT);
@@ -64,7 +66,7 @@ async function overlap({ model, el }) {
     h("div.av-keys", {},
       h("label.av-quiet", {}, toggle, h("code", {}, "no_sync"), " for all but the last micro-batch"),
       h("label", {}, h("code", {}, "bucket_cap_mb"), caps, shown)),
-    says, lanes.el, points));
+    says, lanes.el, points), legend);
 
   function draw() {
     const run = data.runs[cap][quiet];
@@ -79,4 +81,4 @@ async function overlap({ model, el }) {
   return () => {};
 }
 
-startAll("overlap", overlap, "a picture and a table");
+startAll("overlap", overlap, "what it shows in words");

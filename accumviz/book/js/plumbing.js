@@ -66,4 +66,4 @@ async function plumbing({ model, el }) {
   return stop;
 }
 
-startAll("plumbing", plumbing, "the picture, and a table");
+startAll("plumbing", plumbing, "the picture, and what it shows in words");

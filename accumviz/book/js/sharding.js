@@ -51,4 +51,4 @@ async function sharding({ model, el }) {
   return () => {};
 }
 
-startAll("sharding", sharding, "a picture and a table");
+startAll("sharding", sharding, "the picture, and what it shows in words");

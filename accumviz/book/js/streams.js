@@ -72,4 +72,4 @@ async function streams({ model, el }) {
   return () => {};
 }
 
-startAll("streams", streams, "the picture, and a table");
+startAll("streams", streams, "the picture, and what it shows in words");

@@ -78,6 +78,7 @@ export interface OverlapData {
   caps: number[];
   start: [number, number];
   lanes: [string, string][];
+  legend: [string, string][];
   runs: { says: string; marks: OverlapMark[] }[][];
 }
 
