@@ -15,7 +15,7 @@ Loops = Iterator[tuple[str, dict[str, Any]]]
 OF_RANKS = """
 import of_ranks, train
 try:
-    train.loop(av.record)
+    train.{}(av.record)
 finally:
     of_ranks.end_groups()
 """
@@ -56,12 +56,12 @@ def of_corpus() -> Loops:
         for kind in ("wrong", "right"):
             text = script.text(right=kind == "right").replace("tests.corpus.", "")
             files = {"loop": text, "common": read("corpus/common.py")}
-            yield f"mistakes/{script.path.stem}, {kind}", program("import loop; loop.loop(av.record)", **files)
+            yield f"mistakes/{script.name}, {kind}", program(f"import loop; loop.{script.name}(av.record)", **files)
     for script in scripts("ranks"):
         for kind in ("wrong", "right"):
             text = script.text(right=kind == "right").replace("tests.corpus.", "")
             files = {"train": text, "of_ranks": read("corpus/of_ranks.py")}
-            yield f"ranks/{script.path.stem}, {kind}", program(OF_RANKS, 2, **files)
+            yield f"ranks/{script.name}, {kind}", program(OF_RANKS.format(script.name), 2, **files)
 
 
 def of_museum() -> Loops:

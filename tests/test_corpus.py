@@ -16,14 +16,14 @@ from tests.corpus import healthy
 from tests.corpus.scripts import Script, run, scripts
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
-MISTAKES = {script.path.stem: script for script in scripts("mistakes")}
+MISTAKES = {script.name: script for script in scripts("mistakes")}
 
 
 def serious(report: Report) -> list[Finding]:
     return [finding for finding in report.findings if finding.severity != "note"]
 
 
-def judged(script: Script, folder: Path, *, right: bool, text: str = "") -> Report:
+def judged(script: Script, folder: Path, *, right: bool) -> Report:
     torch.manual_seed(0)
     recordings: list[Any] = []
 
@@ -31,7 +31,7 @@ def judged(script: Script, folder: Path, *, right: bool, text: str = "") -> Repo
         recordings.append(av.record(*objects, **settings))
         return recordings[0]
 
-    run(text or script.text(right=right), folder / script.path.name, record)
+    run(script.text(right=right), script.name, folder / "loop.py", record)
     return av.check(recordings[0])
 
 
@@ -41,7 +41,7 @@ def test_a_mistake_is_the_only_finding_and_on_its_line(name: str, tmp_path: Path
     report = judged(script, tmp_path, right=False)
     every = serious(report) or report.findings
     found = [(finding.rule, Path(finding.file).name, finding.line) for finding in every]
-    assert found == [(script.rule, script.path.name, script.line)], report
+    assert found == [(script.rule, "loop.py", script.line)], report
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -102,8 +102,7 @@ _SUGGESTED: dict[str, tuple[list[str], str]] = {
 def test_a_suggestion_keeps_conditions_and_is_left_out_where_it_would_not_be_reached(name: str, tmp_path: Path) -> None:
     lines, suggested = _SUGGESTED[name]
     text = _LOOP + "\n".join(" " * 12 + line for line in lines) + "\n"
-    path = tmp_path / "loop.py"
-    report = judged(Script(path, "", 0), tmp_path, right=False, text=text)
+    report = judged(Script("loop", text.splitlines(), "", 0), tmp_path, right=False)
     assert [finding.suggestion for finding in serious(report)] == [suggested], report
 
 
@@ -121,7 +120,7 @@ def test_a_player_of_a_gan_is_zeroed_before_its_own_loss(name: str, suggested: s
 
 # ---------------------------------------------------------------- two ranks
 
-RANKS = {script.path.stem: script for script in scripts("ranks")}
+RANKS = {script.name: script for script in scripts("ranks")}
 
 
 def play(loops: list[tuple[Script, bool]], folder: Path) -> list[Ledger]:
@@ -138,9 +137,9 @@ def play_one(script: Script, right: bool, folder: Path) -> Ledger:
         recordings.append(av.record(*objects, **settings))
         return recordings[0]
 
-    path = folder / f"{torch.distributed.get_rank()}-{right}" / script.path.name
+    path = folder / f"{torch.distributed.get_rank()}-{right}" / f"{script.name}.py"
     path.parent.mkdir(exist_ok=True)
-    run(script.text(right=right), path, record)
+    run(script.text(right=right), script.name, path, record)
     of_ranks.end_groups()
     ledger: Ledger = recordings[0].ledger
     return ledger
@@ -152,7 +151,7 @@ def ledgers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], 
     loops = [(script, right) for script in RANKS.values() for right in (False, True)]
     world = av.distribute(play, loops=loops, folder=tmp_path_factory.mktemp("ranks"), timeout=300)
     pairs = zip(loops, zip(*world.returned, strict=True), strict=True)
-    return {(script.path.stem, right): list(each) for (script, right), each in pairs}
+    return {(script.name, right): list(each) for (script, right), each in pairs}
 
 
 @pytest.mark.parametrize("name", RANKS)

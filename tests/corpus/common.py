@@ -15,6 +15,11 @@ def net(out: int = 5) -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, out))
 
 
+def trained() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    model = net()
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
 def batches(*sizes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.randn(n, 8), torch.randint(0, 5, (n,))) for n in sizes]
 

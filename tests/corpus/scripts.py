@@ -1,11 +1,12 @@
-"""Read the scripts of the corpus: each has a mistake, and comments that make its right twin.
+"""Read the loops of the corpus: each function of `mistakes.py` and `ranks.py` has a mistake, and makes its right twin.
 
 The line that is to be found ends with `# finding: rule`. A line that ends with `# wrong` is left out of the twin, where
-`# right: code` is a line. So a script and its twin have the same lines at the same numbers.
+`# right: code` is a line. So a loop and its twin have the same lines at the same numbers.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,16 +16,16 @@ HERE = Path(__file__).parent
 
 
 class Script(NamedTuple):
-    """A script: its path, the rule that is to be found in it, and on which line."""
+    """A loop alone in its module: its name, the lines of both, the rule that is to be found, and on which line."""
 
-    path: Path
+    name: str
+    lines: list[str]
     rule: str
     line: int
 
     def text(self, *, right: bool) -> str:
-        """The script, or its right twin."""
-        lines = self.path.read_text("utf-8").splitlines()
-        return "\n".join(_right(lines) if right else lines) + "\n"
+        """The module with this loop and no other one, or with its right twin."""
+        return "\n".join(_right(self.lines) if right else self.lines) + "\n"
 
 
 def _right(lines: list[str]) -> Iterator[str]:
@@ -41,18 +42,24 @@ def _right(lines: list[str]) -> Iterator[str]:
         yield f"{indent}pass" if wrong else line
 
 
-def scripts(folder: str) -> Iterator[Script]:
-    """All scripts of a folder."""
-    for path in sorted((HERE / folder).glob("*.py")):
-        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-            finding = re.search(r"finding: ([\w-]+)$", line)
+def scripts(module: str) -> Iterator[Script]:
+    """All loops of a module."""
+    text = (HERE / f"{module}.py").read_text("utf-8")
+    lines = text.splitlines()
+    loops = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    ends = [loop.lineno for loop in loops[1:]] + [len(lines) + 1]
+    for loop, end in zip(loops, ends, strict=True):
+        own = range(loop.lineno, end)
+        kept = [line if n < loops[0].lineno or n in own else "" for n, line in enumerate(lines[: end - 1], 1)]
+        for number in own:
+            finding = re.search(r"finding: ([\w-]+)$", lines[number - 1])
             if finding:
-                yield Script(path, finding[1], number)
+                yield Script(loop.name, kept, finding[1], number)
 
 
-def run(text: str, path: Path, record: Any) -> None:
-    """Write a script's text there, and run its loop."""
+def run(text: str, name: str, path: Path, record: Any) -> None:
+    """Write a text there, and run its loop of this name."""
     path.write_text(text, "utf-8")
     names: dict[str, Any] = {"__name__": path.stem}
     exec(compile(text, str(path), "exec"), names)
-    names["loop"](record)
+    names[name](record)
