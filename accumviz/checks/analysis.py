@@ -196,11 +196,11 @@ class LedgerAnalysis:
     """A ledger, its shares, and what several rules ask of both.
 
     `at` has the events of each kind. By event, `sites` are numbers of call sites, `closures` says what ran in a step,
-    `moved` which backwards are at weights that were moved since the one before, as in SAM. By contribution, `erased`
-    is what erased it (of what FSDP has scattered, what erased that from the shard), `used` says that a step used it,
-    or may still. `optimizers` are those that stepped, `every_optimizer` those that have parameters here;
-    `window_shares` has what each step of each optimizer read of every objective, `lost` the backwards that were erased
-    before it.
+    `moved` which backwards are at weights that were moved since the one before, as in SAM. By event and history of a
+    `.grad`, `erased` is what erased a contribution (of what FSDP has scattered, what erased that from the shard),
+    `used` says that a step used it, or may still. `optimizers` are those that stepped, `every_optimizer` those that
+    have parameters here; `window_shares` has what each step of each optimizer read of every objective, `lost` the
+    backwards that were erased before it.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -218,9 +218,11 @@ class LedgerAnalysis:
         self.sites = self.events.sites
         self.closures = self.events.where("within", "step")
         self.moved = self.events.detail("moved", default=False)
-        self.erased = ledger.flow.erased_for_good
-        self.used = (self.erased < 0) | (ledger.outcomes.steps > 0)
-        self.used &= self.contributed
+        flow = ledger.flow
+        self.erased = flow.erased_for_good
+        self.used: Any = (self.erased < 0) | (flow.fates.steps > 0)
+        first = [history.parameters[0] for history in flow.histories]
+        self.used &= self.contributed[:, first]
         self.window_shares = self._window_shares()
         self.lost = self._lost()
         self.every_optimizer: list[OptimizerHistory] = []
@@ -440,8 +442,9 @@ class OptimizerHistory(LedgerAnalysis):
         self.changing = {}
         for kind, events in self.at.items():
             self.changing[kind] = events[self.changes[events]]
-        self.eraser = self.erased[:, self.columns].max(axis=1)
-        self.in_use = self._any(self.used)
+        histories = np.unique(self.ledger.flow.history_of[self.columns])
+        self.eraser = self.erased[:, histories].max(axis=1)
+        self.in_use = self.used[:, histories].any(axis=1)
         mine = self.shares.optimizer == optimizer
         self.consumed = self.shares.take(mine & ~self.shares.erased)
         first = self.consumed.term == 0

@@ -103,8 +103,9 @@ def _steps_in_vain(optimizer: OptimizerHistory) -> list[tuple[int, int]]:
 
 def _is_erased(analysis: LedgerAnalysis) -> list[bool]:
     """Mark the parameters of which something erased a contribution."""
-    erased = analysis.ledger.outcomes.erased
-    marks: list[bool] = np.any(erased >= 0, axis=0).tolist()
+    flow = analysis.ledger.flow
+    is_erased = np.any(flow.fates.erased >= 0, axis=0)
+    marks: list[bool] = is_erased[flow.history_of].tolist()
     return marks
 
 
@@ -184,8 +185,9 @@ def _idle(optimizer: OptimizerHistory) -> list[int]:
     if optimizer.rank is not None or len(optimizer.windows) < _AGAIN:
         return []
     present = optimizer.ledger.state[optimizer.steps] & PRESENT
-    consumed = optimizer.ledger.outcomes.steps > 0
-    touched = np.any(present, axis=0) | np.any(consumed, axis=0)
+    flow = optimizer.ledger.flow
+    consumed = np.any(flow.fates.steps > 0, axis=0)
+    touched = np.any(present, axis=0) | consumed[flow.history_of]
     idle = []
     scattered = set()
     for p, parameter in enumerate(optimizer.parameters):

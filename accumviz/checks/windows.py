@@ -273,7 +273,7 @@ def _thrown_away(optimizer: OptimizerHistory) -> list[list[int]]:
 def _left_at_the_end(optimizer: OptimizerHistory) -> list[int]:
     """Return the backwards that are live when everything is over, where a loader or the script has ended."""
     sites = optimizer.sites
-    used = np.any(optimizer.ledger.outcomes.steps > 0, axis=1)
+    used = np.any(optimizer.ledger.flow.fates.steps > 0, axis=1)
     gone = used | (optimizer.eraser >= 0)
     gone |= ~np.isin(sites, sites[optimizer.read])
     last = optimizer.read_step.max(initial=-1)
@@ -292,11 +292,12 @@ def _left_at_the_end(optimizer: OptimizerHistory) -> list[int]:
 @for_each_optimizer
 def gradient_applied_twice(optimizer: OptimizerHistory) -> Findings:
     """Find steps on what another optimizer has applied to the same parameters, or this one, with nothing new."""
-    used_twice = optimizer.ledger.outcomes.steps > 1
+    flow = optimizer.ledger.flow
+    used_twice = flow.fates.steps > 1
     inner = np.flatnonzero(optimizer.closures)
     for other in optimizer.optimizers:
         shared = np.intersect1d(optimizer.columns, other.columns)
-        twice: Any = used_twice[:, shared].any(axis=1)
+        twice: Any = used_twice[:, flow.history_of[shared]].any(axis=1)
         before = other.first_use[optimizer.read]
         again = (before < optimizer.read_step) & twice[optimizer.read]
         # A wrapper's step runs the step of the optimizer in it.

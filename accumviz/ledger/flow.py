@@ -333,13 +333,14 @@ def _last(marked: ndarray) -> ndarray:
 
 
 class History(NamedTuple):
-    """Parameters of which `.grad` went through the same events.
+    """Parameters of which `.grad` went through the same events; `number` counts such histories.
 
     `born` are the events that contributed to it, `end` those that erased each contribution (the number of events:
     none did); `ends` all events that erased something, `factors` what scaled it. Of unsharded gradients `shard` is
     the parameter that they are scattered to: no step reads them before.
     """
 
+    number: int
     parameters: ndarray
     optimizers: tuple[int, ...]
     shard: int | None
@@ -377,11 +378,6 @@ class Passage(NamedTuple):
         """Whether steps read the contributions in another `.grad` than backwards add them to."""
         return self.read is not self.history
 
-    @property
-    def cells(self) -> tuple[ndarray, ...]:
-        """Their places in arrays of events × parameters."""
-        return np.ix_(self.backward, self.history.parameters)
-
     def until(self, which: ndarray, stop: ndarray) -> Product:
         """Return what happened to the contributions at these places until events, each until its own."""
         entered = self.entered[which]
@@ -411,6 +407,8 @@ class Flow:
         self.of: dict[int, History] = {}
         for history in self.histories:
             self.of |= dict.fromkeys(history.parameters.tolist(), history)
+        numbers = [self.of[p].number for p in range(len(ledger.parameters))]
+        self.history_of = np.array(numbers, int)
 
     def _histories(self) -> Iterator[History]:
         """Yield the parameters to which the same happened at the same events, each group with what happened."""
@@ -419,19 +417,20 @@ class Flow:
         contributed = self.ledger.state & CONTRIBUTED > 0
         gone = _gone(self.ledger)
         marks = np.concatenate([contributed, gone, self.scaling.changed])
-        bits = np.packbits(marks, axis=0)
-        bits = np.ascontiguousarray(bits.T)
+        of_parameters = np.ascontiguousarray(marks.T)
         alike: dict[tuple[Any, ...], list[int]] = {}
         for p, parameter in enumerate(parameters):
             shard = columns.get(parameter.unsharded_of)
-            key = parameter.optimizers, shard, bits[p].tobytes()
+            key = parameter.optimizers, shard, of_parameters[p].tobytes()
             alike.setdefault(key, []).append(p)
-        for (optimizers, shard, _), members in alike.items():
+        for number, (key, members) in enumerate(alike.items()):
+            optimizers, shard, _ = key
             first = members[0]
             born = np.flatnonzero(contributed[:, first])
             ends = np.flatnonzero(gone[:, first])
             ends = np.append(ends, len(self.events))
             yield History(
+                number,
                 np.array(members),
                 optimizers,
                 shard,
@@ -544,36 +543,40 @@ class Flow:
     @cached_property
     def outcomes(self) -> Outcomes:
         """See `Ledger.outcomes`."""
-        shape = self.ledger.state.shape
+        return Outcomes(*(each[:, self.history_of] for each in self.fates))
+
+    @cached_property
+    def fates(self) -> Outcomes:
+        """What became of each contribution, as `Outcomes` has it, but in arrays of events × histories."""
+        shape = len(self.events), len(self.histories)
         erased = np.full(shape, -1, np.int32)
         consumed = np.full(shape, -1, np.int32)
         steps = np.zeros(shape, np.int32)
         for history in self.histories:
-            cells = np.ix_(history.born, history.parameters)
-            end = history.end
-            first, many = self._consumed(history.readers, history.born, end)
-            erased[cells] = self._event(end)
-            consumed[cells] = first[:, None]
-            steps[cells] = many[:, None]
+            cells = history.born, history.number
+            first, many = self._consumed(history.readers, history.born, history.end)
+            erased[cells] = self._event(history.end)
+            consumed[cells] = first
+            steps[cells] = many
         for passage in self.passages:
             if passage.is_scattered:
-                consumed[passage.cells] = passage.consumed[:, None]
-                steps[passage.cells] = passage.steps[:, None]
+                cells = passage.backward, passage.history.number
+                consumed[cells] = passage.consumed
+                steps[cells] = passage.steps
         return Outcomes(erased, consumed, steps)
 
     def _event(self, end: ndarray) -> ndarray:
-        """Return the events that erased something as a column, -1 where none did."""
-        is_event = end < len(self.events)
-        events = np.where(is_event, end, -1)
-        return events[:, None]
+        """Return the events that erased something, -1 where none did."""
+        return np.where(end < len(self.events), end, -1)
 
     @cached_property
     def erased_for_good(self) -> ndarray:
-        """As `Outcomes.erased`; but what was scattered ends where its shard's contribution does."""
-        erased = self.outcomes.erased.copy()
+        """As in `fates`; but what was scattered ends where its shard's contribution does."""
+        erased = self.fates.erased.copy()
         for passage in self.passages:
             if passage.is_scattered:
-                erased[passage.cells] = self._event(passage.end)
+                cells = passage.backward, passage.history.number
+                erased[cells] = self._event(passage.end)
         return erased
 
     def windows(self) -> list[Window]:
