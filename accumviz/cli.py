@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from accumviz import __version__, needs
-from accumviz.checks import reference
+from accumviz.checks import report as reports
 from accumviz.show import counted, literal, plural
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
 def _named(text: str) -> frozenset[str]:
     """Return names of rules. Raises `ArgumentTypeError` for one that there is not."""
     try:
-        return reference.rules(text)
+        return reports.rules_named(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -226,7 +226,7 @@ def _ignored(options: Any) -> frozenset[str]:
     """Return the rules whose findings are only counted."""
     others: frozenset[str] = options.ignore
     if options.select:
-        others |= reference.entries().keys() - options.select
+        others |= reports.entries().keys() - options.select
     return others
 
 
@@ -377,15 +377,13 @@ def _check(options: Any) -> None:
 
 def _written(report: Report, form: str, files: list[Path]) -> str:
     """Return a report in one of the formats of `check`."""
-    from accumviz.checks import annotations
-
     match form:
         case "json":
             return report.to_json()
         case "github":
-            return annotations.github(report)
+            return reports.github(report)
         case "sarif":
-            return annotations.sarif(report)
+            return reports.sarif(report)
     return f"{report}\n\n{_next(files)}"
 
 
@@ -396,19 +394,17 @@ def _next(files: Iterable[Path | str]) -> str:
 
 def _rules(options: Any) -> None:
     lines = []
-    for name, entry in reference.entries().items():
+    for name, entry in reports.entries().items():
         _, what, *_ = re.split(r"(?<=\.)\s+(?=[A-Z`])", entry)
         lines.append(f"{name:<28}{literal(what)}")
     _print("\n".join(lines))
 
 
 def _explain(options: Any) -> None:
-    from accumviz.checks.report import address
-
     for rule in sorted(options.rules):
-        page = address(rule)
+        page = reports.address(rule)
         read = f"\nRead: {page}\n" if page else ""
-        _print(f"{rule}\n\n{reference.entries()[rule]}\n{read}")
+        _print(f"{rule}\n\n{reports.entries()[rule]}\n{read}")
 
 
 def _compare(options: Any) -> None:
@@ -558,7 +554,6 @@ def _closing_line(recording: Any) -> str:
 def _judge(recording: Any, options: Any) -> int:
     """Say what is wrong with one recording; return the exit code that `--fail-on` makes of it."""
     from accumviz.checks.check import check
-    from accumviz.checks.report import terminal
     from accumviz.ledger.container import LedgerFileError
 
     try:
@@ -574,7 +569,7 @@ def _judge(recording: Any, options: Any) -> int:
         rules = ", ".join(dict.fromkeys(finding.rule for finding in report.findings))
         _warn(f"rank {rank}: {rules or report.verdict}")
     else:
-        sys.stderr.write(f"{report.text(**terminal(sys.stderr))}\n")
+        sys.stderr.write(f"{report.text(**reports.terminal(sys.stderr))}\n")
     return code
 
 

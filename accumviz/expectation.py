@@ -8,10 +8,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from accumviz import arguments
-from accumviz.checks import reference
 from accumviz.checks.analysis import LedgerAnalysis, WindowShare
 from accumviz.checks.check import check
-from accumviz.checks.report import Report, in_words
+from accumviz.checks.report import Report, in_words, rules_named
 from accumviz.ledger.flow import Window
 from accumviz.ledger.ledger import Ledger
 
@@ -140,7 +139,7 @@ def expect(
             f"fail_on={fail_on!r:.80}; expected 'error', 'warning' or None"
         )
     opened = recording(*objects, **record)
-    ignored = reference.rules(ignore)
+    ignored = rules_named(ignore)
     return Expectation(opened, wanted, fail_on, allow_unjudged, ignored)
 
 

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import accumviz as av
-from accumviz.checks import annotations
+from accumviz.checks import report as reports
 from accumviz.checks.check import RULES, check_ranks
 from accumviz.ledger.ledger import KINDS, Ledger, Parameter
 from tests.by_hand import Play, term, windows
@@ -1014,9 +1014,9 @@ def test_a_report_carries_no_text_that_a_page_would_run() -> None:
     report = av.check(play.ledger)
     assert "<script>" not in report.to_html() and "\x1b" not in repr(report)
     hostile = replace(report.findings[0], file="a\n::error::b,c:d", cause="100%\r\n::error::", suggestion="- \x1b[2J")
-    commands = annotations.github(replace(report, findings=(hostile,)))
+    commands = reports.github(replace(report, findings=(hostile,)))
     assert commands.isprintable() and "file=a %3A%3Aerror%3A%3Ab%2Cc%3Ad,line=" in commands
-    [result] = json.loads(annotations.sarif(report))["runs"][0]["results"]
+    [result] = json.loads(reports.sarif(report))["runs"][0]["results"]
     assert result["ruleId"] == "loss-not-divided" and result["locations"]
 
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from accumviz.checks import order, owners, reference, values, weights, windows
+from accumviz.checks import order, owners, values, weights, windows
 from accumviz.checks import ranks as several
 from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory
-from accumviz.checks.report import SEVERITIES, Finding, Findings, Report
+from accumviz.checks.report import SEVERITIES, Finding, Findings, Report, rules_named
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
 
 _SHARES = "shares"
@@ -107,7 +107,7 @@ def check(
     >>> check(Ledger.build([Parameter("w", (1,), optimizers=(0,))], [row])).reason
     "no optimizer stepped while it was recorded; one of a class that is none of torch's is not seen"
     """
-    ignored = reference.rules(ignore)
+    ignored = rules_named(ignore)
     return _report([_judge(recorded(recording, "check"), None)], ignored)
 
 
@@ -120,7 +120,7 @@ def check_ranks(
 
     Events are counted in each rank's own file; a finding says whose they are. `ledgers` are taken one after the other.
     """
-    ignored = reference.rules(ignore)
+    ignored = rules_named(ignore)
     judged: list[_Judged] = []
     for place, ledger in enumerate(ledgers):
         judged.append(_judge(ledger, int(ledger.meta.get("rank", place))))

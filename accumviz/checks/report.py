@@ -1,4 +1,4 @@
-"""The result of `check`: findings, or healthy, or why no verdict is possible."""
+"""The result of `check`: findings, or healthy, or why no verdict is possible; as text, JSON, or annotations of code."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ import re
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from accumviz import arguments
 from accumviz.show import Displayed, counted, encoded, literal, save_result
 
-# What the rules are, beside each other: a page of the book, below the folder of its chapters.
+# What the rules are, beside each other: a page of the book, which includes the page beside this module.
 _REFERENCE = "api"
+_PAGE = Path(__file__).with_name("rules.md")
+_ENTRY = re.compile(
+    r"^#### ([\w-]+)\n\n(.+?)\n(?=\n\(rule-|\n### |\Z)", re.MULTILINE | re.DOTALL
+)
+# A link, of which the words stay; what makes bold; the fence of an example.
+_MARKS = re.compile(r"\[([^]]+)\]\(#[^)]+\)|\*\*|^```.*\n", re.MULTILINE)
 
 SEVERITIES = ("error", "warning", "note")
 # So many lines of code stand above the user's, and below it.
@@ -35,6 +42,8 @@ _SETTINGS = {
     "pytorch_lightning": "accumulate_grad_batches",
     "transformers": "gradient_accumulation_steps",
 }
+# As GitHub calls them.
+_LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 _COLORS = {
     "error": "31",
     "warning": "33",
@@ -276,6 +285,35 @@ def around(text: str, line: int) -> tuple[tuple[int, str], ...]:
     return tuple(numbered[above : line + _AROUND]) if line else ()
 
 
+# --- the reference of rules ----------------------------------------------------------------
+
+
+def entries() -> dict[str, str]:
+    """Return the entry of each rule, by its name, as plain text.
+
+    >>> entries()["clip-on-the-wrong-side"].partition("\\n")[0]
+    'What. The clip comes after the step.'
+    """
+    return dict(_ENTRY.findall(_MARKS.sub(r"\1", _PAGE.read_text("utf-8"))))
+
+
+def rules_named(names: str | Iterable[str]) -> frozenset[str]:
+    """Return names of rules, given one by one or with commas between them.
+
+    >>> rules_named("tail-dropped,tail-droped")
+    Traceback (most recent call last):
+    ValueError: there is no rule 'tail-droped'; nearest: tail-dropped, ...
+    """
+    if isinstance(names, str):
+        names = names.split(",")
+    chosen = frozenset(names)
+    every = entries()
+    for name in sorted(chosen - every.keys()):
+        nearest = arguments.nearest(name, every)
+        raise ValueError(f"there is no rule {name!r}; nearest: {nearest}")
+    return chosen
+
+
 def address(rule: str) -> str:
     """Return where the book's entry about a rule is; empty where the variable ACCUMVIZ_BOOK names no book."""
     book = os.environ.get("ACCUMVIZ_BOOK", "")
@@ -344,3 +382,75 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return encoded(value)
     return value
+
+
+# --- annotations of code ----------------------------------------------------------------------
+
+
+def github(report: Report) -> str:
+    """Return one workflow command for each finding, which GitHub shows beside its line.
+
+    >>> github(Report(reason="no optimizer stepped"))
+    '::warning title=accumviz::No verdict: no optimizer stepped'
+    """
+    commands = [_command(finding) for finding in report.findings]
+    if report.reason:
+        text = _escaped(f"No verdict: {literal(report.reason)}")
+        commands.append(f"::warning title=accumviz::{text}")
+    if report.ignored:
+        commands.append(f"::notice title=accumviz::{_escaped(literal(report.aside))}")
+    return "\n".join(commands)
+
+
+def _command(finding: Finding) -> str:
+    place = ""
+    if finding.file and finding.line:
+        place = f"file={_property(finding.file)},line={finding.line},"
+    title = _property(f"accumviz: {finding.rule}")
+    level = _LEVELS[finding.severity]
+    return f"::{level} {place}title={title}::{_escaped(_message(finding))}"
+
+
+def _message(finding: Finding) -> str:
+    """Return what is wrong, and below it the suggestion."""
+    return "\n".join(map(literal, [finding.cause, *finding.suggestion.splitlines()]))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _escaped(literal(text)).replace(":", "%3A").replace(",", "%2C")
+
+
+def sarif(report: Report) -> str:
+    """Return a report in the format that code scanners read, SARIF 2.1.0."""
+    rules = dict.fromkeys(each.rule for each in (*report.findings, *report.ignored))
+    driver = {
+        "name": "accumviz",
+        "rules": [{"id": rule} for rule in rules],
+    }
+    results = [_result(finding) for finding in report.findings]
+    for finding in report.ignored:
+        results.append(_result(finding) | {"suppressions": [{"kind": "external"}]})
+    whole = {
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }
+    return json.dumps(whole)
+
+
+def _result(finding: Finding) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "ruleId": finding.rule,
+        "level": finding.severity,
+        "message": {"text": _message(finding)},
+    }
+    if finding.file and finding.line:
+        place = {
+            "artifactLocation": {"uri": finding.file},
+            "region": {"startLine": finding.line},
+        }
+        result["locations"] = [{"physicalLocation": place}]
+    return result
