@@ -58,16 +58,27 @@ def train(
         after(model, i)
 
 
-def windows(name: str, **how: Any) -> None:
-    """Add a loop over windows."""
+def healthy_with_adamw(trains: Callable[[nn.Sequential, Any], None]) -> Loop:
+    """Add a loop that trains a small model with AdamW."""
 
     def loop() -> Iterator[tuple[Any, ...]]:
         model = net()
         optimizer = torch.optim.AdamW(model.parameters())
         yield model, optimizer
+        trains(model, optimizer)
+
+    loop.__name__ = trains.__name__
+    return healthy(loop)
+
+
+def windows(name: str, **how: Any) -> None:
+    """Add a loop over windows."""
+
+    def loop(model: nn.Sequential, optimizer: Any) -> None:
         train(model, optimizer, **how)
 
-    LOOPS[name] = loop
+    loop.__name__ = name
+    healthy_with_adamw(loop)
 
 
 def _losses(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -141,15 +152,12 @@ windows("a sum that fades", after=_faded)
 windows("gradients kept as zeros", to_none=False)
 
 
-def _scaled(before: Callable[..., None], by_scaler: bool) -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
+def _scaled(model: nn.Module, optimizer: Any, before: Callable[[Any], None], by_scaler: bool) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
-    yield model, optimizer
     for i, (x, y) in enumerate(loader()):
         scaler.scale(mean_loss(model, x, y)).backward()
         if i % K == K - 1:
-            before(model, scaler)
+            before(scaler)
             if by_scaler:
                 scaler.step(optimizer)
                 scaler.update()
@@ -158,29 +166,26 @@ def _scaled(before: Callable[..., None], by_scaler: bool) -> Iterator[tuple[Any,
             optimizer.zero_grad()
 
 
-@healthy
-def _gradients_unscaled_by_hand() -> Iterator[tuple[Any, ...]]:
-    def before(model: nn.Module, scaler: Any) -> None:
+@healthy_with_adamw
+def _gradients_unscaled_by_hand(model: nn.Sequential, optimizer: Any) -> None:
+    def before(scaler: Any) -> None:
         for p in model.parameters():
             p.grad /= scaler.get_scale()  # type: ignore[operator]
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
 
-    yield from _scaled(before, by_scaler=False)
+    _scaled(model, optimizer, before, by_scaler=False)
 
 
-@healthy
-def _a_limit_of_scaled_gradients_that_is_scaled() -> Iterator[tuple[Any, ...]]:
-    def before(model: nn.Module, scaler: Any) -> None:
+@healthy_with_adamw
+def _a_limit_of_scaled_gradients_that_is_scaled(model: nn.Sequential, optimizer: Any) -> None:
+    def before(scaler: Any) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 0.1 * scaler.get_scale())
 
-    yield from _scaled(before, by_scaler=True)
+    _scaled(model, optimizer, before, by_scaler=True)
 
 
-@healthy
-def _clipped_one_by_one_and_put_back_by_hand() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    yield model, optimizer
+@healthy_with_adamw
+def _clipped_one_by_one_and_put_back_by_hand(model: nn.Sequential, optimizer: Any) -> None:
     kept = [torch.zeros_like(p) for p in model.parameters()]
 
     for i, (x, y) in enumerate(loader()):
@@ -217,11 +222,8 @@ def _clipped_and_handed_to_copies_by_reference() -> Iterator[tuple[Any, ...]]:
     train(model, optimizer, before_step=hand_over, after=take)
 
 
-@healthy
-def _an_epoch_left_early() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
+@healthy_with_adamw
+def _an_epoch_left_early(model: nn.Sequential, optimizer: Any) -> None:
     for _ in range(2):
         optimizer.zero_grad()
         train(model, optimizer, data=itertools.islice(loader(), 10))
@@ -311,20 +313,6 @@ def _the_mean_of_gradients_that_were_kept() -> Iterator[tuple[Any, ...]]:
 
 
 @healthy
-def _an_optimizer_for_the_body_and_one_for_the_head() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    body = torch.optim.SGD(model[0].parameters(), lr=0.01, momentum=0.9)
-    head = torch.optim.AdamW(model[2].parameters())
-    yield model, body, head
-    for i, (x, y) in enumerate(loader()):
-        (F.cross_entropy(model(x), y) / K).backward()
-        if i % K == K - 1:
-            for optimizer in (body, head):
-                optimizer.step()
-                optimizer.zero_grad()
-
-
-@healthy
 def _layers_frozen_and_thawed_in_the_middle() -> Iterator[tuple[Any, ...]]:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -357,11 +345,8 @@ def _a_search_for_the_learning_rate() -> Iterator[tuple[Any, ...]]:
         optimizer.step()
 
 
-@healthy
-def _an_uneven_last_batch_weighted_by_its_samples() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
+@healthy_with_adamw
+def _an_uneven_last_batch_weighted_by_its_samples(model: nn.Sequential, optimizer: Any) -> None:
     for _ in range(2):
         batches = list(loader(30, 4))
         for start in range(0, len(batches), K):
@@ -389,12 +374,9 @@ def _an_update_written_by_hand() -> Iterator[tuple[Any, ...]]:
                 p.grad = None
 
 
-@healthy
-def _mixed_precision_with_an_overflow() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
+@healthy_with_adamw
+def _mixed_precision_with_an_overflow(model: nn.Sequential, optimizer: Any) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=3)
-    yield model, optimizer
     for i, (x, y) in enumerate(loader()):
         with torch.autocast("cpu", torch.bfloat16):
             loss = F.cross_entropy(model(x), y) / K
@@ -438,11 +420,8 @@ def _soft_actor_critic() -> Iterator[tuple[Any, ...]]:
         of_actor.step()
 
 
-@healthy
-def _an_attack_by_backward_zeroed_before_its_step() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    yield model, optimizer
+@healthy_with_adamw
+def _an_attack_by_backward_zeroed_before_its_step(model: nn.Sequential, optimizer: Any) -> None:
     for x, y in loader(8):
         moved = x.clone().requires_grad_()
         F.cross_entropy(model(moved), y).backward()
@@ -453,11 +432,8 @@ def _an_attack_by_backward_zeroed_before_its_step() -> Iterator[tuple[Any, ...]]
         optimizer.step()
 
 
-@healthy
-def _sharpness_aware_minimization() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    yield model, optimizer
+@healthy_with_adamw
+def _sharpness_aware_minimization(model: nn.Sequential, optimizer: Any) -> None:
     for x, y in loader(16):
         F.cross_entropy(model(x), y).backward()
         with torch.no_grad():
@@ -515,11 +491,8 @@ def _tasks_one_after_the_other_in_one_window() -> Iterator[tuple[Any, ...]]:
         optimizer.step()
 
 
-@healthy
-def _the_mean_of_a_list_of_losses() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
+@healthy_with_adamw
+def _the_mean_of_a_list_of_losses(model: nn.Sequential, optimizer: Any) -> None:
     window = []
     for x, y in loader():
         window.append(F.cross_entropy(model(x), y))
@@ -530,24 +503,18 @@ def _the_mean_of_a_list_of_losses() -> Iterator[tuple[Any, ...]]:
             window.clear()
 
 
-@healthy
-def _classes_weighted_by_how_rare_they_are() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
+@healthy_with_adamw
+def _classes_weighted_by_how_rare_they_are(model: nn.Sequential, optimizer: Any) -> None:
     criterion = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 1.0, 4.0, 1.0]))
-    yield model, optimizer
     for x, y in loader(size=4):
         optimizer.zero_grad()
         criterion(model(x), y).backward()
         optimizer.step()
 
 
-@healthy
-def _two_loaders_at_once() -> Iterator[tuple[Any, ...]]:
+@healthy_with_adamw
+def _two_loaders_at_once(model: nn.Sequential, optimizer: Any) -> None:
     """Labelled batches and as many without labels: each gives a loss of its own to the window."""
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
     for i, ((x, y), (u, _)) in enumerate(zip(loader(32), loader(64, 4), strict=True)):
         (F.cross_entropy(model(x), y) / K).backward()
         entropy = -(F.softmax(model(u), 1) * F.log_softmax(model(u), 1)).sum(1).mean()
@@ -557,11 +524,8 @@ def _two_loaders_at_once() -> Iterator[tuple[Any, ...]]:
             optimizer.zero_grad()
 
 
-@healthy
-def _a_loader_that_is_begun_anew_for_ever() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
+@healthy_with_adamw
+def _a_loader_that_is_begun_anew_for_ever(model: nn.Sequential, optimizer: Any) -> None:
 
     def batches() -> Iterator[Any]:
         while True:
@@ -610,14 +574,10 @@ def _windows_of(length: Callable[[int], int]) -> Iterator[tuple[Any, ...]]:
             gathered = 0
 
 
-@healthy
-def _a_window_that_grows_inside_an_epoch() -> Iterator[tuple[Any, ...]]:
-    yield from _windows_of(lambda i: 1 if i < 4 else 2 if i < 12 else 4)
-
-
-@healthy
-def _a_window_that_shrinks_inside_an_epoch() -> Iterator[tuple[Any, ...]]:
-    yield from _windows_of(lambda i: 4 if i < 16 else 2 if i < 24 else 1)
+LOOPS |= {
+    "a window that grows inside an epoch": lambda: _windows_of(lambda i: 1 if i < 4 else 2 if i < 12 else 4),
+    "a window that shrinks inside an epoch": lambda: _windows_of(lambda i: 4 if i < 16 else 2 if i < 24 else 1),
+}
 
 
 @healthy
@@ -640,12 +600,9 @@ def _a_critic_with_a_penalty_on_its_slope_over_several_batches() -> Iterator[tup
         of_actor.step()
 
 
-@healthy
-def _sums_in_buffers_of_its_own() -> Iterator[tuple[Any, ...]]:
+@healthy_with_adamw
+def _sums_in_buffers_of_its_own(model: nn.Sequential, optimizer: Any) -> None:
     """As a cure of sums in half precision has it: `.grad` holds one micro-batch, until the step."""
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
     sums = [torch.zeros_like(p) for p in model.parameters()]
     for i, (x, y) in enumerate(loader()):
         (F.cross_entropy(model(x), y) / K).backward()
@@ -660,12 +617,9 @@ def _sums_in_buffers_of_its_own() -> Iterator[tuple[Any, ...]]:
             optimizer.zero_grad()
 
 
-@healthy
-def _a_budget_of_tokens() -> Iterator[tuple[Any, ...]]:
+@healthy_with_adamw
+def _a_budget_of_tokens(model: nn.Sequential, optimizer: Any) -> None:
     """A step when enough have come, each token at the same weight: how many that are differs a little."""
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
     tokens = 0
     for i in range(32):
         n = (3, 5, 7, 2, 6, 4, 9, 1)[i % 8]
@@ -678,27 +632,8 @@ def _a_budget_of_tokens() -> Iterator[tuple[Any, ...]]:
             tokens = 0
 
 
-@healthy
-def _tokens_counted_over_each_window_and_the_last_one_short() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
-    for _ in range(2):
-        batches = list(loader(22))
-        for start in range(0, len(batches), K):
-            window = batches[start : start + K]
-            tokens = sum(len(y) for _, y in window)
-            for x, y in window:
-                (F.cross_entropy(model(x), y, reduction="sum") / tokens).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-@healthy
-def _a_loss_at_several_scales_each_weighing_twice_the_one_before() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    yield model, optimizer
+@healthy_with_adamw
+def _a_loss_at_several_scales_each_weighing_twice_the_one_before(model: nn.Sequential, optimizer: Any) -> None:
     for x, y in loader():
         for scale in range(4):
             (2.0 ** (scale - 3) * F.cross_entropy(model(x / 2**scale), y)).backward()
