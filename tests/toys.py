@@ -16,23 +16,18 @@ W = Parameter("w", (1,), optimizers=(0,))
 CODE = "for sample in x:\n    loss = f(sample)  # one\n    loss.backward()\noptimizer.step()\noptimizer.zero_grad()\n"
 
 
-def _backward(loss: float, saved: float, contribution: float, grad: float) -> dict[str, Any]:
-    return {
-        "kind": "backward",
-        "label": "loss",
-        "file": "a.py",
-        "line": 3,
-        "loss": loss,
-        "saved_before": saved,
-        "saved_after": 0.0,
-        "contribution": {"w": contribution},
-        "grad": {"w": grad},
-    }
+def backward(contribution: float, grad: float, **more: Any) -> dict[str, Any]:
+    """What one backward adds to `w`, and what is in its `.grad` then."""
+    return {"kind": "backward", "label": "loss", "contribution": {"w": contribution}, "grad": {"w": grad}} | more
+
+
+def _saving(saved: float, **more: Any) -> dict[str, Any]:
+    return {"file": "a.py", "line": 3, "saved_before": saved, "saved_after": 0.0} | more
 
 
 ROWS: list[dict[str, Any]] = [
-    _backward(16.0, 2e4, -16, -16),
-    _backward(1.0, 20.0, -4, -20),
+    backward(-16, -16, **_saving(2e4, loss=16.0)),
+    backward(-4, -20, **_saving(20.0, loss=1.0)),
     {"kind": "step", "file": "a.py", "line": 4, "details": {"optimizer": "SGD"}, "grad": {"w": -20}},
     {"kind": "zero_grad", "file": "a.py", "line": 5},
 ]
@@ -62,11 +57,20 @@ def chain(grad: float = -16.0, **meta: Any) -> Graph:
     )
 
 
-def large(events: int, parameters: int) -> Ledger:
+def hostile() -> tuple[Ledger, Graph]:
+    """A ledger and a graph all of whose texts are a script."""
+    row = {"kind": "backward", "label": EVIL, "file": EVIL, "line": 1, "source": EVIL}
+    rows = [row | {"contribution": {EVIL: 1}, "grad": {EVIL: 1}}, {"kind": EVIL, "label": EVIL}]
+    graph = Graph((Node(0, EVIL, EVIL, EVIL), Node(1, "AccumulateGrad", EVIL)), (Edge(0, 1),), (0,), notes=[EVIL])
+    return Ledger.build([Parameter(EVIL, (1,))], rows, sources={EVIL: EVIL}), graph
+
+
+def large(events: int, parameters: int, labels: tuple[str, ...] = ("loss",)) -> Ledger:
     """Windows of four backwards, a step and a zero_grad."""
     rng = np.random.default_rng(0)
     kinds = ["backward"] * 4 + ["step", "zero_grad"]
-    rows = tuple(Event(e, kinds[e % 6], "loss" if e % 6 < 4 else "AdamW", "a.py", 3) for e in range(events))
+    said = [labels[e % len(labels)] if e % 6 < 4 else "AdamW" for e in range(events)]
+    rows = tuple(Event(e, kinds[e % 6], said[e], "a.py", 3) for e in range(events))
     backward, held = (np.array([e % 6 < most for e in range(events)])[:, None] for most in (4, 5))
     added = np.where(backward, np.exp(rng.normal(-2, 1, (events, parameters))), np.nan)
     grad = np.where(held, np.exp(rng.normal(-1, 1, (events, parameters))), np.nan)

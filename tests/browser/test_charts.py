@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from accumviz.book.charts import ThemedFigure
-from accumviz.ledger.ledger import Ledger, Parameter
+from accumviz.ledger.ledger import Ledger
 from accumviz.views.timeline import timeline
 from tests.browser.frames import drawn
 from tests.browser.written import written
-from tests.views.test_timeline import large
+from tests.toys import W, backward, large
 
 Open = Callable[..., Any]
 LONG = [f"the {what}, {n} micro-batches, K = {k}" for what in ("forty", "thousand") for n in (20, 100) for k in (1, 10)]
@@ -92,11 +92,8 @@ def key_of_the_second() -> ThemedFigure:
 
 
 def events() -> ThemedFigure:
-    rows = [
-        {"kind": kind, "label": "loss", "grad": {"w": -1.234 - n}, "contribution": {"w": -1.0}}
-        for n, kind in enumerate(["backward", "step"] * 6)
-    ]
-    return timeline(Ledger.build([Parameter("w", (1,))], rows))
+    rows = [backward(-1.0, -1.234 - n, kind=("backward", "step")[n % 2]) for n in range(12)]
+    return timeline(Ledger.build([W], rows))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +139,7 @@ def test_a_timeline_is_moved_on_a_phone_only_where_columns_have_no_room(
     events: int, moved: bool, watch: Open, tmp_path: Path
 ) -> None:
     page = watch(width=375).page
-    page.goto(written(tmp_path / "page.html", timeline(large(events, 3))))
+    page.goto(written(tmp_path / "page.html", timeline(large(events, 3, ("d_loss", "g_loss")))))
     drawn(page)
     assert page.locator(".av-scroll").evaluate("box => box.scrollWidth > box.clientWidth") == moved
     shown = page.locator(".av-figure:visible text").all_text_contents()
@@ -151,10 +148,10 @@ def test_a_timeline_is_moved_on_a_phone_only_where_columns_have_no_room(
 
 def test_a_ledger_on_a_phone_shows_its_numbers_without_being_moved(watch: Open, tmp_path: Path) -> None:
     said = "(loss_on(weights, batch) / 2).backward()"
-    row = {"kind": "backward", "label": "loss_on(weights, batch) / 2", "line": 3, "source": said}
-    rows = [row | {"contribution": {"w": -16.25}, "grad": {"w": -16.25 - n}} for n in range(2)]
+    row = {"label": "loss_on(weights, batch) / 2", "line": 3, "source": said}
+    rows = [backward(-16.25, -16.25 - n, **row) for n in range(2)]
     page = watch(width=375).page
-    page.goto(written(tmp_path / "page.html", Ledger.build([Parameter("w", (1,))], rows)))
+    page.goto(written(tmp_path / "page.html", Ledger.build([W], rows)))
     drawn(page)
     edge = page.locator(".av-scroll").evaluate("box => box.getBoundingClientRect().left + box.clientWidth")
     cells = page.locator("thead th:has-text('contribution'), thead th:has-text('.grad'), th.av-name, td.av-n")

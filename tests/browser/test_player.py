@@ -15,14 +15,13 @@ from playwright.sync_api import expect
 
 import accumviz as av
 from accumviz.book.weights import play
-from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views import payload, words
 from accumviz.views.player import Player
 from tests.browser.frames import drawn, opened
 from tests.browser.written import written
 from tests.by_hand import windows
-from tests.toys import EVIL, ROWS, W, chain, large, segments, toy
+from tests.toys import EVIL, ROWS, W, backward, chain, hostile, large, segments, toy
 
 Open = Callable[..., Any]
 TOY = toy()
@@ -298,20 +297,7 @@ def test_without_scripts_all_events_can_be_read(watch: Open, tmp_path: Path) -> 
 
 
 def test_nothing_of_a_hostile_ledger_runs(show: Show) -> None:
-    rows = [
-        {
-            "kind": "backward",
-            "label": EVIL,
-            "file": EVIL,
-            "line": 1,
-            "source": EVIL,
-            "contribution": {EVIL: 1},
-            "grad": {EVIL: 1},
-        },
-        {"kind": EVIL, "label": EVIL},
-    ]
-    ledger = Ledger.build([Parameter(EVIL, (1,))], rows, sources={EVIL: EVIL})
-    graph = Graph((Node(0, EVIL, EVIL, EVIL), Node(1, "AccumulateGrad", EVIL)), (Edge(0, 1),), (0,), notes=[EVIL])
+    ledger, graph = hostile()
     watched = show(play(ledger, {0: graph}))
     played = watched.played
     for way in ("next event", "next event", "previous event"):
@@ -323,7 +309,7 @@ def test_nothing_of_a_hostile_ledger_runs(show: Show) -> None:
     assert watched.complaints == watched.foreign == []
 
 
-BROKEN = Ledger.build([W], [{"kind": "backward", "contribution": {"w": np.nan}, "grad": {"w": np.inf}}])
+BROKEN = Ledger.build([W], [backward(np.nan, np.inf)])
 
 
 @pytest.mark.parametrize(
@@ -367,10 +353,6 @@ def test_page_and_python_tell_every_event_alike(show: Show) -> None:
             played.go("next event")
 
 
-def added(amount: float, total: float) -> dict[str, Any]:
-    return {"kind": "backward", "contribution": {"w": amount}, "grad": {"w": total}}
-
-
 def averaged(total: float) -> dict[str, Any]:
     return {"kind": "sync", "within": "backward", "details": {"op": "all-reduce", "ranks": 2}, "grad": {"w": total}}
 
@@ -380,14 +362,14 @@ def test_parts_and_total_of_a_bar_are_those_of_the_timeline_drawn_to_one_scale(s
     """At every event, whatever became of a part: as long as it is much, and all of it as long as `.grad` says."""
     looks = {"new": lambda part: part.look == "new", "used": lambda part: part.look == "used"}
     rows = [
-        added(8, 8),
-        added(4, 12),
+        backward(8, 8),
+        backward(4, 12),
         {"kind": "step", "grad": {"w": 12}},
-        added(-3, 9),
+        backward(-3, 9),
         {"kind": "clip", "grad": {"w": 4.5}},
     ]
     if ranks:  # what this one added is halved once, however often the sum is averaged
-        rows = [added(-32, -32), averaged(-20), added(-4, -24), averaged(-23)]
+        rows = [backward(-32, -32), averaged(-20), backward(-4, -24), averaged(-23)]
     ledger = Ledger.build([W], rows)
     played = show(play(ledger), reduced_motion="reduce").played
     wide = "one => one.getBoundingClientRect().width"

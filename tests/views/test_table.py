@@ -7,29 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
+from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.tables import ledger_html, provenance_html
+from tests.toys import W, backward, large
 
-W = Parameter("w", (1,), optimizers=(0,))
+ON_LINE_7 = {"line": 7, "source": "loss.backward()"}
 TOY: list[dict[str, Any]] = [
-    {
-        "kind": "backward",
-        "label": "loss",
-        "line": 7,
-        "source": "loss.backward()",
-        "loss": 16.0,
-        "contribution": {"w": -16},
-        "grad": {"w": -16},
-    },
-    {
-        "kind": "backward",
-        "label": "loss",
-        "line": 7,
-        "source": "loss.backward()",
-        "loss": 1.0,
-        "contribution": {"w": -4},
-        "grad": {"w": -20},
-    },
+    backward(-16, -16, loss=16.0, **ON_LINE_7),
+    backward(-4, -20, loss=1.0, **ON_LINE_7),
     {"kind": "step", "line": 8, "source": "optimizer.step()", "details": {"optimizer": "SGD"}, "grad": {"w": -20}},
     {"kind": "zero_grad", "line": 9, "source": "optimizer.zero_grad()"},
 ]
@@ -38,14 +23,6 @@ TOY: list[dict[str, Any]] = [
 def rows(html: str) -> list[str]:
     """Each row as text, without tags."""
     return [re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", row)).strip() for row in re.findall(r"<tr.*?</tr>", html)]
-
-
-def large(events: int, parameters: int) -> Ledger:
-    shape = (events, parameters)
-    state = np.full(shape, PRESENT | CONTRIBUTED, np.uint8)
-    names = tuple(Parameter(f"layer.{p}.weight", (8, 8)) for p in range(parameters))
-    rows = tuple(Event(e, "backward", "loss") for e in range(events))
-    return Ledger(names, rows, np.ones(shape), np.ones(shape), state)
 
 
 def test_each_row_says_event_contribution_grad_loss_line_and_code() -> None:

@@ -16,57 +16,26 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from accumviz.ledger.ledger import CONTRIBUTED, KINDS, PRESENT, Event, Ledger, Parameter
+from accumviz.ledger.ledger import KINDS, Ledger, Parameter
 from accumviz.views import style
 from accumviz.views.layout import lay_out
 from accumviz.views.timeline import timeline
-from tests.toys import segments
+from tests.toys import W, backward, large, segments
 
-W = Parameter("w", (1,), optimizers=(0,))
+LOSSES = ("d_loss", "g_loss")
+SKIPPED = {"kind": "step", "details": {"skipped": True}}
+ALL_REDUCE = {"op": "all-reduce", "bytes": 4, "ranks": 2}
+SAVING = {"line": 7, "saved_before": 96.0, "saved_after": 0.0}
 TOY: list[dict[str, Any]] = [
-    {
-        "kind": "backward",
-        "label": "loss",
-        "line": 7,
-        "contribution": {"w": -16},
-        "grad": {"w": -16},
-        "saved_before": 96.0,
-        "saved_after": 0.0,
-    },
-    {
-        "kind": "backward",
-        "label": "loss",
-        "line": 7,
-        "contribution": {"w": -4},
-        "grad": {"w": -20},
-        "saved_before": 96.0,
-        "saved_after": 0.0,
-    },
+    backward(-16, -16, **SAVING),
+    backward(-4, -20, **SAVING),
     {"kind": "step", "line": 8, "details": {"optimizer": "SGD"}, "grad": {"w": -20}},
 ]
-
-
-def add(amount: float, total: float, **more: Any) -> dict[str, Any]:
-    return {"kind": "backward", "label": "loss", "contribution": {"w": amount}, "grad": {"w": total}} | more
 
 
 @pytest.fixture
 def toy() -> Ledger:
     return Ledger.build([W], TOY)
-
-
-def large(events: int, parameters: int) -> Ledger:
-    """Four backwards, a step, a zero: a run with structure and two losses."""
-    kinds = [("zero_grad", "backward", "backward", "backward", "backward", "step")[e % 6] for e in range(events)]
-    born, empty = (np.array([kind == wanted for kind in kinds])[:, None] for wanted in ("backward", "zero_grad"))
-    norm = np.outer(np.exp(-np.arange(events) / events), 10.0 ** -(np.arange(parameters) % 12 / 4))
-    added, grad = np.where(born, norm, np.nan), np.where(empty, np.nan, 2 * norm)
-    state = (born * CONTRIBUTED + ~empty * PRESENT).astype(np.uint8).repeat(parameters, 1)
-    names = [Parameter(f"blocks.{p // 12}.part{p % 12}.weight", (8, 8), optimizers=(0,)) for p in range(parameters)]
-    rows = [
-        Event(e, kind, label=("d_loss", "g_loss")[e % 2] if kind == "backward" else "") for e, kind in enumerate(kinds)
-    ]
-    return Ledger(tuple(names), tuple(rows), added, grad, state)
 
 
 def texts(figure: Figure) -> list[str]:
@@ -98,14 +67,14 @@ def test_parts_of_a_bar_are_new_then_live_then_used_and_stand_on_each_other(toy:
 
 
 def test_negative_parts_hang_below_zero_and_the_total_stands_at_its_own_side() -> None:
-    (lane,) = lay_out(Ledger.build([W], [add(3, 3), add(-5, -2), add(1, -1)]), [0], range(3))
+    (lane,) = lay_out(Ledger.build([W], [backward(3, 3), backward(-5, -2), backward(1, -1)]), [0], range(3))
     assert [(start, length) for _, start, length in lane.bars[2].pieces()] == [(0, 3), (0, -5), (3, 1)]
     assert [bar.reach for bar in lane.bars] == [(0, 3), (-5, 3), (-5, 4)]
     assert lane.reach == (-5, 4)
 
 
 def test_what_is_none_or_not_finite_has_no_parts() -> None:
-    rows = [{"kind": "zero_grad"}, add(np.inf, np.inf), {"kind": "edit", "grad": {"w": 4}}]
+    rows = [{"kind": "zero_grad"}, backward(np.inf, np.inf), {"kind": "edit", "grad": {"w": 4}}]
     ledger = Ledger.build([W], rows)
     (lane,) = lay_out(ledger, [0], range(3))
     assert [bar.state for bar in lane.bars] == ["none", "broken", "whole"]
@@ -115,8 +84,12 @@ def test_what_is_none_or_not_finite_has_no_parts() -> None:
 
 NOTES: dict[str, tuple[Ledger, str, int]] = {
     "an incomplete recording": (Ledger.build([W], TOY, complete=False), "The recording is incomplete.", 1),
-    "a skipped step": (Ledger.build([W], [add(1, 1), {"kind": "step", "details": {"skipped": True}}]), "skipped", 1),
-    "a norm": (Ledger.build([Parameter("w", (8,))], [add(1, 1), add(1, 2)]), "Norms do not add up", 1),
+    "a skipped step": (
+        Ledger.build([W], [backward(1, 1), {"kind": "step", "details": {"skipped": True}}]),
+        "skipped",
+        1,
+    ),
+    "a norm": (Ledger.build([Parameter("w", (8,))], [backward(1, 1), backward(1, 2)]), "Norms do not add up", 1),
     "a number": (Ledger.build([W], TOY), "Norms", 0),
     "two scales": (
         Ledger.build(
@@ -154,9 +127,9 @@ def test_what_is_erased_unused_is_marked() -> None:
 
 def test_parameters_and_events_can_be_chosen() -> None:
     ledger = large(600, 24)
-    assert "blocks.1.part0.weight" in timeline(ledger, parameters="blocks.1.*", events=slice(6)).words[1]
-    figure = timeline(ledger, parameters=[0, "blocks.1.part3.weight"], events=range(-6, 0))
-    assert figure.words[1].startswith("Event 594, zero_grad: blocks.0.part0.weight.grad None; blocks.1.part3")
+    assert "layers.1.0.weight" in timeline(ledger, parameters="layers.1.*", events=slice(6)).words[1]
+    figure = timeline(ledger, parameters=[0, "layers.1.3.weight"], events=range(-6, 0))
+    assert figure.words[-1].startswith("Event 599, zero_grad on AdamW, line 3: layers.0.0.weight.grad None; layers.1.3")
     assert len(figure.words) == 7
 
 
@@ -179,7 +152,7 @@ def test_of_a_large_ledger_the_first_lanes_are_drawn_and_it_is_said_what_is_left
     figure = timeline(large(1000, 150))
     shown = " ".join(texts(figure))
     assert "The first 8 of 150 parameters. The first 96 of 1,000 events." in shown
-    assert "blocks.0.part7.weight" in shown and "blocks.0.part8.weight" not in shown
+    assert "layers.0.7.weight" in shown and "layers.0.8.weight" not in shown
     assert figure.words[0].startswith("150 parameters × 1,000 events, 166 accumulation windows of 4 backwards")
     assert figure.get_size_inches()[0] * 72 < 2200
     assert "The first" not in " ".join(texts(timeline(large(96, 8))))
@@ -187,7 +160,7 @@ def test_of_a_large_ledger_the_first_lanes_are_drawn_and_it_is_said_what_is_left
 
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_an_event_of_every_kind_but_a_backward_has_a_line_of_its_own_colour(kind: str) -> None:
-    figure = timeline(Ledger.build([W], [add(1, 1), {"kind": kind, "grad": {"w": 1}}]))
+    figure = timeline(Ledger.build([W], [backward(1, 1), {"kind": kind, "grad": {"w": 1}}]))
     own = [line for line in figure.axes[0].lines if line.get_color() == style.KIND[kind]]
     assert [line for line in own if len(set(line.get_xdata())) == 1 and np.ptp(line.get_ydata()) > 40]
     assert f", {kind}" in figure.words[-1]
@@ -197,7 +170,7 @@ def test_an_event_of_every_kind_but_a_backward_has_a_line_of_its_own_colour(kind
 
 
 def test_no_text_is_smaller_than_eleven_pixels_even_on_a_phone(toy: Ledger) -> None:
-    for ledger in (toy, large(9, 20), large(60, 20)):
+    for ledger in (toy, large(9, 20, LOSSES), large(60, 20, LOSSES)):
         figure = timeline(ledger)
         assert min(text.get_fontsize() for text in figure.axes[0].texts) >= 11
         width = figure.get_size_inches()[0] * 72
@@ -207,7 +180,7 @@ def test_no_text_is_smaller_than_eleven_pixels_even_on_a_phone(toy: Ledger) -> N
 
 @pytest.mark.parametrize(("events", "parameters"), [(9, 2), (22, 3), (9, 14), (60, 20)])
 def test_every_text_stands_inside_the_figure_and_on_no_other(events: int, parameters: int) -> None:
-    figure = timeline(large(events, parameters))
+    figure = timeline(large(events, parameters, LOSSES))
     figure.set_dpi(72)
     figure.canvas.draw()
     boxes = [(text.get_text(), text.get_window_extent()) for text in figure.axes[0].texts if text.get_text()]
@@ -309,18 +282,11 @@ def test_drawing_needs_neither_pyplot_nor_torch() -> None:
 
 def two_ranks() -> Ledger:
     def one(rank: int, local: float) -> Ledger:
-        def add(total: float) -> dict[str, Any]:
-            return {"kind": "backward", "label": "loss", "contribution": {"w": local}, "grad": {"w": total}}
-
         def reduce(mean: float) -> dict[str, Any]:
-            return {
-                "kind": "sync",
-                "within": "backward",
-                "details": {"op": "all-reduce", "bytes": 4, "ranks": 2},
-                "grad": {"w": mean},
-            }
+            return {"kind": "sync", "within": "backward", "details": ALL_REDUCE, "grad": {"w": mean}}
 
-        rows = [add(local), reduce(3.0), add(3.0 + local), reduce(6.0), {"kind": "step", "grad": {"w": 6.0}}]
+        rows = [backward(local, local), reduce(3.0), backward(local, 3.0 + local), reduce(6.0)]
+        rows.append({"kind": "step", "grad": {"w": 6.0}})
         return Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows, meta={"rank": rank, "optimizers": ["SGD"]})
 
     return Ledger.merge([one(0, 2.0), one(1, 4.0)])
@@ -347,10 +313,8 @@ def test_what_a_reduce_scatter_adds_to_a_shard_is_no_average_of_what_was_there()
 
 def test_one_parameter_on_several_ranks_has_one_scale() -> None:
     def rank(number: int, added: float) -> Ledger:
-        sync = {"kind": "sync", "within": "backward", "details": {"op": "all-reduce", "ranks": 2}, "grad": {"w": -28.0}}
-        return Ledger.build(
-            [W], [{**TOY[0], "contribution": {"w": added}, "grad": {"w": added}}, sync], meta={"rank": number}
-        )
+        sync = {"kind": "sync", "within": "backward", "details": ALL_REDUCE, "grad": {"w": -28.0}}
+        return Ledger.build([W], [backward(added, added, **SAVING), sync], meta={"rank": number})
 
     figure = timeline(Ledger.merge([rank(0, -16.0), rank(1, -40.0)]))
     # the thick line that ends a bar, below the thin one from which it hangs
@@ -370,15 +334,9 @@ def test_one_parameter_on_several_ranks_has_one_scale() -> None:
 
 def test_a_bar_is_as_tall_before_the_unscale_as_after_it() -> None:
     scaler = {"amp_scale": 1024.0}
-    rows: list[dict[str, Any]] = [
-        {"kind": "backward", "contribution": {"w": 512}, "grad": {"w": 512}, "details": scaler},
-        {"kind": "unscale", "grad": {"w": 0.5}, "details": scaler},
-        # A second unscaled window, to which something scaled is added too late.
-        {"kind": "zero_grad"},
-        {"kind": "backward", "contribution": {"w": 512}, "grad": {"w": 512}, "details": scaler},
-        {"kind": "unscale", "grad": {"w": 0.5}, "details": scaler},
-        {"kind": "backward", "contribution": {"w": 512}, "grad": {"w": 512.5}, "details": scaler},
-    ]
+    window = [backward(512, 512, details=scaler), {"kind": "unscale", "grad": {"w": 0.5}, "details": scaler}]
+    # To a second unscaled window something scaled is added too late.
+    rows = [*window, {"kind": "zero_grad"}, *window, backward(512, 512.5, details=scaler)]
     (lane,) = lay_out(Ledger.build([W], rows), [0], range(6))
     assert [bar.end for bar in lane.bars if bar.state == "whole"] == [0.5, 0.5, 0.5, 0.5, 512.5]
     assert "Bars are divided by the factor of the gradient scaler" in " ".join(texts(timeline(Ledger.build([W], rows))))
@@ -386,7 +344,5 @@ def test_a_bar_is_as_tall_before_the_unscale_as_after_it() -> None:
 
 @pytest.mark.parametrize("measured", [0, 1, 3])
 def test_saved_bytes_have_a_strip_where_each_backward_was_measured(measured: int) -> None:
-    rows = [{"kind": "backward", "contribution": {"w": 1}, "grad": {"w": i + 1}} for i in range(3)]
-    for row in rows[:measured]:
-        row |= {"saved_before": 64, "saved_after": 0}
+    rows = [backward(1, i + 1, **(SAVING if i < measured else {})) for i in range(3)]
     assert ("saved tensors" in texts(timeline(Ledger.build([W], rows)))) == (measured == 3)
