@@ -911,6 +911,42 @@ def test_frozen_parameters_and_empty_groups_of_an_optimizer_are_to_be_meant() ->
     assert "a group of optimizer without a parameter is meant (test_checks.py:" in condition
 
 
+@pytest.mark.parametrize("registered", [False, True])
+def test_layers_in_a_plain_list_are_to_be_meant(registered: bool) -> None:
+    torch = pytest.importorskip("torch")
+    layers = [torch.nn.Linear(4, 4) for _ in range(3)]
+    model = torch.nn.Linear(4, 1)
+    model.layers = torch.nn.ModuleList(layers) if registered else layers
+    frozen = torch.nn.Linear(4, 4).requires_grad_(requires_grad=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with av.record(model, optimizer) as recording:
+        for _ in range(3):
+            x = frozen(torch.ones(2, 4, requires_grad=True))
+            for layer in layers:
+                x = layer(x)
+            model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    report = av.check(recording)
+    assert report.healthy and ("6 parameters that this loss reaches" in report.condition) is not registered
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_network_that_is_not_recorded_may_have_an_optimizer_of_its_own(trained: bool) -> None:
+    torch = pytest.importorskip("torch")
+    maker, judge = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+    of_maker, of_judge = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (maker, judge))
+    with av.record(maker, of_maker) as recording:
+        for _ in range(3):
+            judge(maker(torch.ones(2, 4))).mean().backward()
+            of_maker.step()
+            if trained:
+                of_judge.step()
+            of_maker.zero_grad()
+    report = av.check(recording)
+    assert report.healthy and ("2 parameters that this loss reaches" in report.condition) is not trained
+
+
 @pytest.mark.parametrize("name", MEANT)
 def test_what_has_to_be_meant_is_said_beside_healthy(name: str) -> None:
     play, condition = MEANT[name]
@@ -1043,7 +1079,19 @@ _NONSENSE: list[Any] = [
 ]
 _KEYS = (
     *("terms", "armed", "no_sync", "ranks", "amp_scale", "max_norm", "total_norm", "optimizer_index", "skipped"),
-    *("what", "loader", "lr", "by", "error", "unmeasured", "armed_line", "old_weight", "unmoved", "horizon"),
+    *(
+        "what",
+        "loader",
+        "lr",
+        "by",
+        "error",
+        "unmeasured",
+        "armed_line",
+        "old_weight",
+        "unmoved",
+        "horizon",
+        "unrecorded",
+    ),
 )
 
 

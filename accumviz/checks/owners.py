@@ -17,6 +17,7 @@ from accumviz.checks.analysis import (
 from accumviz.checks.report import Findings
 from accumviz.checks.suggestions import calling_line, knows, zeroing
 from accumviz.ledger.events import PRESENT
+from accumviz.show import counted
 
 # What is zeroed or missed less often may belong to a phase that was not recorded.
 _AGAIN = 3
@@ -150,6 +151,15 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
         brought = np.flatnonzero(analysis.contributed[:, thrown_away[0]])
         said = f"no optimizer is meant to apply the gradients of {names}"
         yield said, int(brought[0])
+    unrecorded = analysis.events.detail("unrecorded", 0)
+    for backward in np.flatnonzero(unrecorded > 0).tolist():
+        if not analysis.ledger.meta.get("steps_elsewhere"):
+            many = counted(unrecorded[backward], "parameter")
+            said = (
+                f"{many} that this loss reaches are meant to be in no optimizer and no recorded model, as layers in a "
+                "plain list are"
+            )
+            yield said, backward
     for optimizer in analysis.optimizers:
         for said in filter(None, _of_optimizer(optimizer)):
             yield said, int(optimizer.steps[0])

@@ -7,7 +7,7 @@ what the graph's nodes saved, without unpacking it: no node runs, no user code d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import compress
 from typing import Any, NamedTuple
@@ -665,7 +665,27 @@ def _is_one(given: Any) -> bool:
     return isinstance(start, float) and start == 1
 
 
-# --- old copies of weights ------------------------------------------------------------------------
+# --- weights: those that no recording has, and old copies ------------------------------------------
+
+
+def _edges(roots: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield each node below these, with one that is above it; of a deep graph, some."""
+    visited = set(roots)
+    waiting = list(roots)
+    while waiting and len(visited) < DEEP:
+        node = waiting.pop()
+        for below, _ in node.next_functions:
+            if below is not None and below not in visited:
+                visited.add(below)
+                waiting.append(below)
+                yield node, below
+
+
+def parameters_below(roots: Sequence[Any]) -> list[Any]:
+    """Return the parameters that a backward from these nodes reaches."""
+    leaves = [n.variable for _, n in _edges(roots) if type(n) is ACCUMULATE_GRAD]
+    # A leaf may also be an input of which the gradient is wanted.
+    return [leaf for leaf in leaves if type(leaf) is torch.nn.Parameter]
 
 
 class CastCache:
@@ -688,19 +708,11 @@ class CastCache:
         if not self._moved or self._searches >= _SEARCHES:
             return None
         self._searches += 1
-        visited = set(roots)
-        waiting = list(roots)
-        while waiting and len(visited) < DEEP:
-            node = waiting.pop()
-            for below, _ in node.next_functions:
-                if below is None or below in visited:
-                    continue
-                visited.add(below)
-                waiting.append(below)
-                weight = self._copied(below)
-                moved = self._moved.get(id(weight), 0)
-                if below._sequence_nr() < moved <= node._sequence_nr():
-                    return weight
+        for node, below in _edges(roots):
+            weight = self._copied(below)
+            moved = self._moved.get(id(weight), 0)
+            if below._sequence_nr() < moved <= node._sequence_nr():
+                return weight
         return None
 
     @staticmethod

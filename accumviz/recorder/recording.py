@@ -26,7 +26,7 @@ from accumviz.recorder.callsite import Caller, CallSite, CallSites
 from accumviz.recorder.columns import About, Backward, Columns, Details, Leaves, Row
 from accumviz.recorder.distributed import Collectives
 from accumviz.recorder.gradients import Gradients
-from accumviz.recorder.loss_terms import CastCache, describe_root
+from accumviz.recorder.loss_terms import CastCache, describe_root, parameters_below
 from accumviz.recorder.memory import Held
 from accumviz.recorder.targets import (
     Loaders,
@@ -310,7 +310,8 @@ class Recording:
         kwargs: patches.Kwargs,
     ) -> Backward | None:
         gradients, thread = self._gradients, get_ident()
-        if gradients.thread is None:
+        is_first = gradients.thread is None
+        if is_first:
             gradients.thread = thread
         if thread != gradients.thread:
             gradients.others += 1
@@ -327,6 +328,8 @@ class Recording:
             thread,
         )
         describe_root(running, args, kwargs)
+        if is_first:
+            self._note_unrecorded(running)
         self._note_weights(running)
         self._memory.begin(running)
         if self._graphs is not None:
@@ -334,6 +337,14 @@ class Recording:
         self._rows.begin(running)
         gradients.running = running
         return running
+
+    def _note_unrecorded(self, running: Backward) -> None:
+        """Note in a backward how many parameters it reaches that are not recorded, as of layers in a plain list."""
+        reached = parameters_below(running.nodes)
+        many = len(reached) - len(self._gradients.owned(reached))
+        # What FSDP puts together from shards are parameters, too.
+        if many and not self._gradients.named.shards.wholes:
+            running.details["unrecorded"] = many
 
     def _note_weights(self, running: Backward) -> None:
         """Note in a backward which weights were moved by a hand, or read in a copy from before a step."""
