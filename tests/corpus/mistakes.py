@@ -252,6 +252,23 @@ def a_schedule_for_each_micro_batch(record):
             # right: if i % 4 == 3: schedule.step()
 
 
+def a_schedule_made_for_the_micro_batches(record):
+    """It steps once a window, and the last window of each epoch is short."""
+    model, optimizer = trained()
+    data = batches(*[2] * 10)
+    steps = 2 * len(data)  # wrong
+    # right: steps = 2 * 3
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+    with record(model, optimizer):
+        for _ in range(2):
+            for i, (x, y) in enumerate(data):
+                (F.cross_entropy(model(x), y) / (4 if i < 8 else 2)).backward()
+                if i % 4 == 3 or i == 9:
+                    optimizer.step()
+                    schedule.step()  # finding: schedule-too-long
+                    optimizer.zero_grad()
+
+
 def a_short_window(record):
     """The last window of each epoch is shorter, and divided by the length of a whole one."""
     model, optimizer = trained()
@@ -302,6 +319,22 @@ def a_sum_that_begins_anew_in_each_window_of_which_each_backward_runs_all_so_far
                 optimizer.step()
                 optimizer.zero_grad()
                 total = 0
+
+
+def a_sum_for_a_log_with_its_graph_of_which_each_backward_runs_all_so_far(record):
+    model = nn.Linear(8, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with record(model, optimizer):
+        total_loss = 0
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            loss = F.cross_entropy(model(x), y) / 4
+            total_loss += loss  # wrong
+            # right: total_loss += loss.detach()
+            total_loss.backward(retain_graph=True)  # wrong, finding: graph-retained
+            # right: loss.backward()
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
 
 
 def a_tail_that_is_zeroed(record):
