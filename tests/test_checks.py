@@ -856,6 +856,15 @@ def _of_two_ranks(factor: float) -> Play:
     return play
 
 
+def _contrast(factor: float) -> Play:
+    """Windows of losses that compare samples with each other."""
+    play = Play()
+    for _ in play.each(range(3)):
+        for _ in range(4):
+            play.backward(term(8, factor) | {"in_batch": True})
+    return play
+
+
 MEANT: dict[str, tuple[Callable[[], Play], str]] = {
     "a constant sum": (lambda: windows(4, 4, 4, factor=0.5), "a sum of 2 is meant in every step"),
     "a constant sum over unequal sizes": (lambda: _weighed_by_size(2), "a sum of 2 is meant in every step"),
@@ -892,6 +901,14 @@ MEANT: dict[str, tuple[Callable[[], Play], str]] = {
         "a loss that is multiplied by 2, the number of ranks, is meant (train.py:10)",
     ),
     "a factor of one rank": (lambda: _of_two_ranks(1), ""),
+    "the samples of a micro-batch": (
+        lambda: _contrast(0.25),
+        "each loss is meant to compare the samples of its micro-batch alone (train.py:10)",
+    ),
+    "the samples of a window": (
+        lambda: _contrast(1.0),
+        "each loss is meant to compare the samples of its whole window (train.py:10)",
+    ),
     "nothing": (lambda: _beside(0.25), ""),
 }
 

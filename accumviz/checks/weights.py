@@ -643,14 +643,18 @@ def _differing_sums(optimizer: OptimizerHistory) -> Conditions:
 
 
 def _constant_sum(analysis: LedgerAnalysis, shares: WindowShares) -> Conditions:
-    """Name the sum of each window's shares of a loss, where neither it nor that of all losses is 1."""
-    if not _have_one_sum(shares) or _adds_up_with_others(shares[0]):
+    """Name the sum of a loss's shares, where neither it nor that of all losses is 1; or which samples it compares."""
+    if not _have_one_sum(shares):
         return
     share = shares[0]
+    is_whole = _adds_up_with_others(share)
     of_loss = "" if share.alone else f" for {analysis.objective(share)}"
     said = f"a sum of {share.total:.3g} is meant in every step{of_loss}"
     if share.compares_samples:
-        said = "each loss is meant to compare the samples of its whole window"
+        whose = "micro-batch alone" if is_whole else "whole window"
+        said = f"each loss is meant to compare the samples of its {whose}"
+    elif is_whole:
+        return
     yield said, share.backwards[0]
 
 
