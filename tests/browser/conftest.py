@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.frames import drawn
+from tests.browser.frames import drawn, opened
 from tests.browser.written import written
 from tests.windows import Watched, Windows
 
@@ -26,14 +26,25 @@ def watch(windows: Windows) -> Iterator[Callable[..., Watched]]:
 
 
 @pytest.fixture
-def shown(watch: Callable[..., Watched], tmp_path: Path) -> Callable[..., Any]:
-    """Open views in one page, and return it once they are drawn."""
+def show(watch: Callable[..., Watched], tmp_path: Path) -> Callable[..., Watched]:
+    """Open views in one page, the first one `again` times over, and wait until they are drawn, all panes open."""
 
-    def open_page(*views: Any, wait: str = ".av-frame", **options: Any) -> Any:
-        page = watch(**options).page
-        page.goto(written(tmp_path / "page.html", *views))
-        page.locator(wait).first.wait_for()
-        drawn(page)
-        return page
+    def open_page(
+        *views: Any, wait: str = ".av-frame", fragment: str = "", again: int = 1, panes: bool = True, **options: Any
+    ) -> Watched:
+        watched = watch(**options)
+        watched.page.goto(written(tmp_path / "page.html", *views, again=again) + fragment)
+        watched.page.locator(wait).first.wait_for()
+        if panes:
+            opened(watched.page)
+        else:
+            drawn(watched.page)
+        return watched
 
     return open_page
+
+
+@pytest.fixture
+def shown(show: Callable[..., Watched]) -> Callable[..., Any]:
+    """The same page without what it complained of, its panes as they are at first."""
+    return lambda *views, **options: show(*views, panes=False, **options).page

@@ -13,8 +13,7 @@ from playwright.sync_api import expect
 
 from accumviz.book.explore import Explorer, explore
 from accumviz.ledger.ledger import Ledger, Parameter
-from tests.browser.frames import drawn, opened
-from tests.browser.written import written
+from tests.browser.frames import drawn
 
 Open = Callable[..., Any]
 Show = Callable[..., Any]
@@ -78,12 +77,10 @@ class Explored:
 
 
 @pytest.fixture
-def show(watch: Open, tmp_path: Path) -> Show:
-    def open_page(explorer: Explorer, fragment: str = "", again: int = 1, **options: Any) -> Any:
-        watched = watch(**options)
-        watched.page.goto(written(tmp_path / "page.html", explorer, again=again) + fragment)
+def show(show: Show) -> Show:
+    def open_page(explorer: Explorer, **options: Any) -> Any:
+        watched = show(explorer, wait=".av-xframe", **options)
         watched.explored = Explored(watched.page)
-        opened(watched.page)
         return watched
 
     return open_page

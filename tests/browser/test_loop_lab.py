@@ -15,7 +15,6 @@ import accumviz as av
 from accumviz.book.lab import Lab
 from tests.browser.frames import drawn, reload
 from tests.browser.test_scrolling import swiped
-from tests.browser.written import written
 
 Open = Callable[..., Any]
 Show = Callable[..., Any]
@@ -59,12 +58,9 @@ class Bench:
 
 
 @pytest.fixture
-def show(watch: Open, tmp_path: Path) -> Show:
-    def open_page(lab: Lab, fragment: str = "", again: int = 1, before: str = "", **options: Any) -> Any:
-        watched = watch(**options)
-        if before:
-            watched.page.add_init_script(before)
-        watched.page.goto(written(tmp_path / "page.html", lab, again=again) + fragment)
+def show(show: Show) -> Show:
+    def open_page(lab: Lab, **options: Any) -> Any:
+        watched = show(lab, wait=".av-bench .av-in-code", panes=False, **options)
         watched.bench = Bench(watched.page)
         return watched
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,10 @@ from accumviz.book.explore import Explorer, explore
 from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.player import Player
-from tests.browser.frames import drawn, opened, stopped
+from tests.browser.frames import drawn, stopped
 from tests.conftest import ROOT
 from tests.toys import CODE, ROWS, W, chain
 
-Open = Callable[..., Any]
 WALKED = Ledger.build(
     [W],
     [
@@ -62,19 +60,6 @@ def runs(**more: Any) -> Explorer:
         loss=lambda w: (w - 2) ** 2,
         **more,
     )
-
-
-@pytest.fixture
-def show(watch: Open, tmp_path: Path) -> Callable[..., Any]:
-    def open_page(view: Player | Explorer, **options: Any) -> Any:
-        view.save(tmp_path / "page.html")
-        watched = watch(**options)
-        watched.page.goto((tmp_path / "page.html").as_uri())
-        watched.page.locator(".av-frame").first.wait_for()
-        opened(watched.page)
-        return watched
-
-    return open_page
 
 
 Show = Callable[..., Any]

@@ -19,7 +19,6 @@ from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views import payload, words
 from accumviz.views.player import Player
 from tests.browser.frames import drawn, opened
-from tests.browser.written import written
 from tests.by_hand import windows
 from tests.toys import EVIL, ROWS, W, backward, chain, hostile, large, segments, toy
 
@@ -59,14 +58,10 @@ class Played:
 
 
 @pytest.fixture
-def show(watch: Open, tmp_path: Path) -> Callable[..., Any]:
-    """Open players in one page, as a file."""
-
-    def open_page(*players: Player, fragment: str = "", again: int = 1, **options: Any) -> Any:
-        watched = watch(**options)
-        watched.page.goto(written(tmp_path / "page.html", *players, again=again) + fragment)
+def show(show: Open) -> Open:
+    def open_page(*players: Player, **options: Any) -> Any:
+        watched = show(*players, **options)
         watched.played = Played(watched.page)
-        opened(watched.page)
         return watched
 
     return open_page

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from accumviz.ledger.ledger import Ledger
 from tests.browser.frames import opened
 from tests.toys import toy
 from tests.views.test_shares import RIGHT, ledger_of, term, window
+from tests.windows import Watched
 
 UNDIVIDED = ledger_of(*[window(term(1.0), term(1.0), term(0.5, 2))] * 3)
 UNKNOWN = ledger_of(window(term(0.5), term(math.nan, unknown="its loss is odd")))
@@ -22,18 +22,8 @@ BOTH = ledger_of(window(*[[term(0.5), term(-0.5, op="Neg")]] * 2))
 CARRIED = ledger_of(window(term(0.5), term(0.5), zero=False), window(term(0.5), term(0.5), held=2.0))
 
 
-@pytest.fixture
-def show(watch: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
-    def open_page(shown: Any, **options: Any) -> Any:
-        shown.save(tmp_path / "page.html")
-        watched = watch(**options)
-        watched.page.goto((tmp_path / "page.html").as_uri())
-        watched.page.locator(".av-frame").first.wait_for()
-        watched.pane = watched.page.locator(".av-in-shares").first
-        opened(watched.page)
-        return watched
-
-    return open_page
+def pane(watched: Watched) -> Any:
+    return watched.page.locator(".av-in-shares").first
 
 
 def test_objectives_are_told_apart_on_a_phone(show: Callable[..., Any]) -> None:
@@ -43,7 +33,7 @@ def test_objectives_are_told_apart_on_a_phone(show: Callable[..., Any]) -> None:
         watched = show(play(ledger), width=width)
         if width == 375:
             opened(watched.page, "Shares")
-        names = watched.pane.locator("[role=option] .av-of")
+        names = pane(watched).locator("[role=option] .av-of")
         # As much of each as is seen: a letter of this type is 7.3 px wide.
         seen = names.evaluate_all("all => all.map(one => one.textContent.slice(0, one.clientWidth / 7.3).trim())")
         assert len(seen) == len(set(seen)) > 1
@@ -65,18 +55,18 @@ def test_segments_are_as_long_as_the_shares_and_one_stands_where_they_add_to_it(
     show: Callable[..., Any], ledger: Ledger
 ) -> None:
     watched = show(play(ledger))
-    first = watched.pane.locator("[role=option]").first
+    first = pane(watched).locator("[role=option]").first
     zero = middle(first.locator(".av-zero"))
     unit = middle(first.locator(".av-one").first) - zero
     shares = list(ledger.shares())
-    drawn = [box["width"] / unit for line in range(watched.pane.locator("[role=option]").count())
-             for box in boxes(watched.pane, line)]  # fmt: skip
+    drawn = [box["width"] / unit for line in range(pane(watched).locator("[role=option]").count())
+             for box in boxes(pane(watched), line)]  # fmt: skip
     assert sorted(drawn) == pytest.approx(sorted(abs(row.share) for row in shares), abs=0.005)
-    for line in range(watched.pane.locator("[role=option]").count()):
-        parts = boxes(watched.pane, line)
+    for line in range(pane(watched).locator("[role=option]").count()):
+        parts = boxes(pane(watched), line)
         ends = min(box["x"] for box in parts), max(box["x"] + box["width"] for box in parts)
         assert ends[1] - ends[0] == pytest.approx(sum(box["width"] for box in parts), abs=1)
-        told = watched.pane.locator("[role=option] .av-total").nth(line).inner_text().replace("−", "-")
+        told = pane(watched).locator("[role=option] .av-total").nth(line).inner_text().replace("−", "-")
         reached = ends[0] if told.startswith("-") else ends[1]
         assert (reached - zero) / unit == pytest.approx(float(told), abs=0.01)
     assert watched.complaints == watched.foreign == []
@@ -84,13 +74,13 @@ def test_segments_are_as_long_as_the_shares_and_one_stands_where_they_add_to_it(
 
 def test_every_line_is_said_and_the_note_follows_the_moment(show: Callable[..., Any]) -> None:
     watched = show(play(UNDIVIDED))
-    lines = watched.pane.locator("[role=option]")
+    lines = pane(watched).locator("[role=option]")
     assert lines.count() == 3
     assert "1 + 1 + 0.5, which add to 2.5" in (lines.first.locator(".av-heard").text_content() or "")
-    note = watched.pane.locator(".av-weighs")
+    note = pane(watched).locator(".av-weighs")
     assert "step of event 3" in note.inner_text()
     assert "An element of micro-batch 3 weighs 2 times one of micro-batch 1." in note.inner_text()
-    watched.pane.locator(".av-win").focus()
+    pane(watched).locator(".av-win").focus()
     watched.page.keyboard.press("ArrowDown")
     watched.page.wait_for_function(
         "() => document.querySelector('.av-in-shares .av-weighs').textContent.includes('event 8')"
@@ -98,30 +88,30 @@ def test_every_line_is_said_and_the_note_follows_the_moment(show: Callable[..., 
     assert "step of event 8" in note.inner_text()
     assert "learning rate 0.1" in watched.page.locator(".av-say").inner_text()
     assert lines.nth(1).get_attribute("aria-selected") == "true"
-    box = watched.pane.locator(".av-win")
+    box = pane(watched).locator(".av-win")
     assert box.get_attribute("aria-activedescendant") == lines.nth(1).get_attribute("id")
     lines.nth(2).locator(".av-part").nth(1).click()
     watched.page.wait_for_function("() => document.querySelector('.av-say').textContent.includes('Event 11')")
     assert "Event 11, backward" in watched.page.locator(".av-say").inner_text()
-    assert watched.pane.locator(".av-lit").count() == 1
+    assert pane(watched).locator(".av-lit").count() == 1
 
 
 def test_an_unknown_share_is_hatched_and_its_reason_is_read(show: Callable[..., Any]) -> None:
     watched = show(play(UNKNOWN))
-    part = watched.pane.locator(".av-part.av-unseen")
+    part = pane(watched).locator(".av-part.av-unseen")
     assert part.inner_text() == "?"
     assert "gradient" in part.evaluate("e => getComputedStyle(e).backgroundImage")
-    assert "micro-batch 2 is unknown: its loss is odd." in watched.pane.locator(".av-weighs").inner_text()
-    assert watched.pane.locator("[role=option] .av-total").inner_text() == "?"
+    assert "micro-batch 2 is unknown: its loss is odd." in pane(watched).locator(".av-weighs").inner_text()
+    assert pane(watched).locator("[role=option] .av-total").inner_text() == "?"
 
 
 def test_a_ledger_without_terms_has_no_pane(show: Callable[..., Any]) -> None:
-    assert show(play(toy())).pane.count() == 0
+    assert pane(show(play(toy()))).count() == 0
 
 
 def test_the_right_run_is_an_outline_in_the_bars_of_another_to_one_scale(show: Callable[..., Any]) -> None:
     watched = show(explore({"right": RIGHT, "not divided": UNDIVIDED}, start={"run": "not divided"}))
-    line = watched.pane.locator("[role=option]").first
+    line = pane(watched).locator("[role=option]").first
     unit = middle(line.locator(".av-one")) - middle(line.locator(".av-zero"))
     outlines = [box.bounding_box()["width"] / unit for box in line.locator(".av-ghost").all()]
     assert outlines == pytest.approx([part.share for part in RIGHT.shares()][: len(outlines)], abs=0.01)
