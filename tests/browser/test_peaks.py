@@ -1,4 +1,4 @@
-"""The great pictures of chapters, touched as a reader would, from a file and with nothing else beside it."""
+"""The picture of a step's memory as a reader moves it: K, checkpoints, the line of a GPU, and the operation."""
 
 from __future__ import annotations
 

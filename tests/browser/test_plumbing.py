@@ -1,4 +1,4 @@
-"""A GAN's pipes as a reader turns them: by key, by a click on a valve, on a phone, and without scripts."""
+"""A GAN's pipes as a reader turns them: by key, by a click on a valve, and on a phone."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from accumviz.book.plumbing import plumbing
-from tests.browser.written import written
-from tests.views.test_plumbing import GAMES, SETTINGS, two_rounds
+from tests.views.test_plumbing import made
 
 Open = Callable[..., Any]
-VIEW = plumbing({taps: two_rounds(*taps) for taps in SETTINGS}, GAMES, rounds=[0, 600], centres=[[2.0, 0.0]])
 READY = ".av-plumbing[data-stands]"
 
 
@@ -22,7 +19,7 @@ def widths(page: Any) -> list[float]:
 
 @pytest.mark.parametrize("width", [1100, 375])
 def test_a_key_turns_a_tap_and_a_click_on_the_valve_turns_it_back(shown: Open, width: int) -> None:
-    page = shown(VIEW, wait=READY, width=width, reduced_motion="reduce")
+    page = shown(made(), wait=READY, width=width, reduced_motion="reduce")
     assert widths(page) == [14, 3.5, 14, 14, 0]
     page.get_by_role("switch", name="freeze").press("Space")
     assert widths(page) == [14, 0, 14, 14, 0]
@@ -35,8 +32,8 @@ def test_a_key_turns_a_tap_and_a_click_on_the_valve_turns_it_back(shown: Open, w
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_a_setting_that_trains_otherwise_plays_its_rounds(shown: Open, mode: str) -> None:
-    page = shown(VIEW, wait=READY, mode=mode)
+def test_a_setting_that_trains_otherwise_plays_its_rounds(shown: Open) -> None:
+    page = shown(made(), wait=READY)
     page.get_by_role("switch", name="detach").press("Space")
     page.get_by_text("600", exact=True).wait_for()
     dot = page.locator(".av-dot")
@@ -44,15 +41,3 @@ def test_a_setting_that_trains_otherwise_plays_its_rounds(shown: Open, mode: str
     page.get_by_role("slider").press("Home")
     assert page.locator("output").inner_text() == "0"
     assert dot.get_attribute("style") == "transform: translate(150px, 150px);"
-
-
-def test_without_scripts_and_on_paper_the_picture_and_its_words_are_there(
-    watch: Open, shown: Open, tmp_path: Any
-) -> None:
-    page = watch(java_script_enabled=False).page
-    page.goto(written(tmp_path / "page.html", VIEW))
-    assert page.locator(".av-pipes").is_visible() and page.locator(".av-words").is_visible()
-    assert not page.get_by_role("switch").first.is_visible()
-    printed = shown(VIEW, wait=READY)
-    printed.emulate_media(media="print")
-    assert printed.locator(".av-words").is_visible() and not printed.get_by_role("slider").is_visible()

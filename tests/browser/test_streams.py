@@ -1,4 +1,4 @@
-"""The chain rule's picture as a reader moves it: by key, by finger, and without scripts."""
+"""The chain rule's picture as a reader moves it: by key and by mouse."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from accumviz.book.streams import streams
-from tests.browser.written import written
-from tests.views.test_streams import run
+from tests.views.test_streams import made
 
 Open = Callable[..., Any]
-VIEW = streams(run, [1.0, 2.0, 3.0], [2.0, 4.0], (1.0, 4.0))
 
 
 def width(page: Any, name: str) -> float:
@@ -21,7 +18,7 @@ def width(page: Any, name: str) -> float:
 
 @pytest.mark.parametrize(("wide", "shown_one"), [(1100, "wide"), (375, "narrow")])
 def test_arrow_keys_change_widths_numbers_and_sum(shown: Open, wide: int, shown_one: str) -> None:
-    page = shown(VIEW, wait=".av-keys", width=wide)
+    page = shown(made(), wait=".av-keys", width=wide)
     assert page.locator("svg.av-wide, svg.av-narrow").evaluate_all(
         "all => all.filter(one => one.checkVisibility()).map(one => one.classList.value)"
     ) == [f"av-{shown_one}"]
@@ -37,7 +34,7 @@ def test_arrow_keys_change_widths_numbers_and_sum(shown: Open, wide: int, shown_
 
 
 def test_dragging_the_weight_in_the_picture_snaps_to_recorded_values(shown: Open) -> None:
-    page = shown(VIEW, wait=".av-keys", width=1100)
+    page = shown(made(), wait=".av-keys", width=1100)
     box = page.locator("[data-drag=w]:visible").bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     page.mouse.move(x, y)
@@ -48,11 +45,3 @@ def test_dragging_the_weight_in_the_picture_snaps_to_recorded_values(shown: Open
     page.mouse.up()
     page.mouse.move(x, y)
     assert page.get_by_role("slider", name="w", exact=True).get_attribute("aria-valuetext") == "w = 3"
-
-
-def test_without_scripts_the_picture_and_its_words_are_there(watch: Open, tmp_path: Any) -> None:
-    page = watch(java_script_enabled=False, width=1100).page
-    page.goto(written(tmp_path / "page.html", VIEW))
-    assert page.locator("svg.av-wide").is_visible()
-    assert page.locator(".av-says").inner_text().endswith("w.grad = −20")
-    assert page.locator(".av-words").is_visible()

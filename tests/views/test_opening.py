@@ -23,11 +23,13 @@ def run(parts: list[float], after: float) -> Ledger:
     return Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows, sources={"a.py": CODE})
 
 
-@pytest.fixture
-def figure() -> Opening:
+def made() -> Opening:
     ways = {WHOLE: run([-20.0], 2.0), DIVIDED: run([-16.0, -4.0], 2.0), UNDIVIDED: run([-32.0, -8.0], 5.0)}
     runs = {(0.05, way): ledger for way, ledger in ways.items()}
     return Opening(runs, lambda w: 10 * (w - 2) ** 2, lambda w: 20 * (w - 2), 0.05, "/ divisor")
+
+
+figure = pytest.fixture(made, name="figure")
 
 
 def test_a_vessel_holds_fractions_of_what_one_large_batch_brings(figure: Opening) -> None:

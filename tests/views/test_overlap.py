@@ -27,10 +27,20 @@ def notes(late: float = 0.0, *, quiet: bool = False) -> list[Note]:
     return [*found, ("step", 0, now + 0.001)]
 
 
-@pytest.fixture
-def picture() -> Overlap:
-    runs = {(1, quiet): [notes(quiet=quiet), notes(0.001, quiet=quiet)] for quiet in (False, True)}
+def one_bucket(late: float = 0.0, *, quiet: bool = False) -> list[Note]:
+    """The same, but all gradients in one bucket: its all-reduce begins with the last gradient."""
+    return [note for note in notes(late, quiet=quiet) if note[:2] not in (("launch", 0), ("reduced", 0))]
+
+
+def made() -> Overlap:
+    runs = {}
+    for quiet in (False, True):
+        runs[1, quiet] = [notes(quiet=quiet), notes(0.001, quiet=quiet)]
+        runs[2, quiet] = [one_bucket(quiet=quiet), one_bucket(0.001, quiet=quiet)]
     return Overlap(runs, (1, False), MIB)
+
+
+picture = pytest.fixture(made, name="picture")
 
 
 def test_a_window_is_counted_from_the_first_rank_s_start_to_the_last_one_s_end(picture: Overlap) -> None:

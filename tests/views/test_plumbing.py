@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import cache
 
 import pytest
 import torch
@@ -42,10 +43,13 @@ def two_rounds(zero: bool, freeze: bool, detach: bool) -> av.Ledger:
     return recording.ledger
 
 
-@pytest.fixture(scope="module")
-def picture() -> Plumbing:
+@cache
+def made() -> Plumbing:
     ledgers = {taps: two_rounds(*taps) for taps in SETTINGS}
     return plumbing(ledgers, GAMES, rounds=[0, 600], centres=[[2.0, 0.0]])
+
+
+picture = pytest.fixture(made, name="picture")
 
 
 @pytest.mark.parametrize("taps", SETTINGS)

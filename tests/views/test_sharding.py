@@ -25,11 +25,13 @@ def moments(sync: bool = True, reshard: bool = True) -> list[Moment]:
     return [*window, ("step", [(4, 0, 0, 0)], 8)]
 
 
-@pytest.fixture
-def shards() -> Sharding:
+def made() -> Sharding:
     settings = [(reshard, sync) for reshard in (True, False) for sync in (True, False)]
     runs = {(reshard, sync): [moments(sync, reshard)] * 2 for reshard, sync in settings}
     return Sharding(runs, ddp=40)
+
+
+shards = pytest.fixture(made, name="shards")
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,11 @@ def run(w: float, x: float) -> dict[str, float]:
     return numbers
 
 
-@pytest.fixture
-def picture() -> Streams:
+def made() -> Streams:
     return streams(run, [1.0, 2.0, 3.0], [2.0, 4.0], (1.0, 4.0))
+
+
+picture = pytest.fixture(made, name="picture")
 
 
 def widths(picture: Streams, kind: str) -> dict[str, float]:
