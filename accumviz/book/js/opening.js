@@ -9,7 +9,7 @@ import { read } from "../../views/js/packed.js";
 import { startAll } from "../../views/js/page.js";
 
 const DWELL = 620;
-/** The vessel: its bottom, and how high what one large batch brings stands. */
+/** The vessel: its bottom, and how high the gradient of one large batch reaches. */
 const [BOTTOM, LEVEL] = [176, 76];
 const [DIVIDED, UNDIVIDED] = [1, 2];
 /** @type {Record<string, (grad: string, where: string) => string>} */
@@ -43,7 +43,7 @@ function codeOf({ code, token }, /** @type {() => void} */ press) {
   return { el: h("ol.av-loop", {}, ...lines), draw };
 }
 
-/** `.grad`, filled part by part; dashed is what one large batch brings. */
+/** `.grad`, filled part by part; dashed is the gradient of one large batch. */
 function vessel() {
   const parts = [0, 1].map((i) => svg(`rect.av-fill.av-fill-${i}`, { x: 42, width: 76 }));
   const number = svg("text.av-grad", { x: 80, y: 192 });
@@ -115,8 +115,8 @@ async function opening({ model, el }) {
   el.append(h("div.av-hero", group("The division, and what it does"),
     h("div.av-panes", {},
       h("figure", {}, h("p.av-title", {}, "the loop"), code.el),
-      part("w.grad", glass.el, "dashed: what one large batch brings"),
-      part("the weight, on its loss", loss.el, "dotted: one large batch")),
+      part("w.grad", glass.el, "dashed: the gradient of one large batch"),
+      part("the weight, on its loss", loss.el, "dotted: the steps of one large batch")),
     say, h("div.av-keys", {}, play, scrub, h("label", {}, "learning rate ", rates, shown))));
 
   /** @param {number} to */
