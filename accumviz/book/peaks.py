@@ -14,9 +14,9 @@ KINDS = (
     "weights",
     "optimizer state",
     "gradients",
-    "results of the forward",
-    "recomputed results",
-    "gradients on their way",
+    "saved tensors",
+    "recomputed tensors",
+    "gradients of activations",
 )
 
 

@@ -57,4 +57,4 @@ def test_each_operation_says_what_is_alive(shown: Shown) -> None:
     box = page.locator(".av-plot").bounding_box()
     page.mouse.move(box["x"] + 2, box["y"] + box["height"] - 5)
     assert "4.0 MiB alive" in page.locator(".av-at").inner_text()
-    assert "results of the forward 3.0 MiB" in page.locator(".av-legend").inner_text()
+    assert "saved tensors 3.0 MiB" in page.locator(".av-legend").inner_text()

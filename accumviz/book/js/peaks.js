@@ -111,11 +111,12 @@ async function peaks({ model, el }) {
   const [shown, verdict, fits, operation] = [h("output"), h("strong"), h("span"), h("p.av-at")];
   const values = kinds.map(() => h("b"));
   const keys = kinds.map((kind, i) => h("span", {}, h(`i.av-band-${i}`), `${kind} `, values[i]));
+  keys.push(h("span", {}, h("i.av-over"), "more than your GPU holds"), h("span", {}, h("i.av-step"), "step"));
   el.append(h("div.av-tide", group("Memory of one step, for several K"),
     h("p.av-says", { "aria-live": "polite" }, verdict, " ", fits),
-    h("p.av-title", {}, "MiB alive after each operation of one step"), picture.plot, phases,
+    h("p.av-title", {}, "Memory in use after each operation of one step, in MiB. At the right: the peak of each K."), picture.plot, phases,
     operation, h("p.av-legend", {}, ...keys),
-    h("div.av-keys", {}, h("label", {}, "K micro-batches ", many, shown), h("label", {}, checks, " checkpoints"),
+    h("div.av-keys", {}, h("label", {}, "K micro-batches a step ", many, shown), h("label", {}, checks, " checkpoints: recompute"),
       h("label", {}, "your GPU ", holds), h("label", {}, "operation ", scrub))));
 
   /** @param {() => void} change */
