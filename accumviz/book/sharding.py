@@ -31,11 +31,11 @@ _CHANGES = {
 _LEGEND = (
     ("own av-rank-0", "rank 0’s shard of the weights"),
     ("own av-rank-1", "rank 1’s"),
-    ("lent av-rank-0", "gathered copy: rank 0’s half"),
-    ("lent av-rank-1", "rank 1’s half"),
+    ("lent av-rank-0", "copy of rank 0’s half, while a layer is gathered"),
+    ("lent av-rank-1", "of rank 1’s half"),
     ("whole", "whole gradient, of one rank’s samples"),
     ("averaged", "a shard of the averaged gradient"),
-    ("rest", "activations and buffers"),
+    ("rest", "activations, buffers for sending"),
 )
 
 
