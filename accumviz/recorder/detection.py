@@ -61,6 +61,7 @@ class Detector:
         original = torch.optim.Optimizer.__init__
 
         @functools.wraps(original)
+        @patches.passed_over
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - its name in torch
             original(optimizer, *args, **kwargs)
             try:
@@ -96,6 +97,7 @@ class Detector:
         original = getattr(owner, name)
 
         @functools.wraps(original)
+        @patches.passed_over
         def call(*args: Any, **kwargs: Any) -> Any:
             if not self._armed or torch.compiler.is_compiling():
                 return original(*args, **kwargs)

@@ -62,9 +62,6 @@ _lock = threading.Lock()
 reading = threading.RLock()
 _cuda: Any = torch.cuda
 _task = torch._C._current_graph_task_id
-# A wrapper's file: the `stacklevel` of a warning counts no frame whose file has these two words, and so the warning
-# names the user's line, as it does without us.
-_PASSED_OVER = f"{__file__} (importlib _bootstrap)"
 # The hooks of all optimizers.
 _before_all_steps: dict[int, Any] = getattr(
     optimizers, "_global_optimizer_pre_hooks", {}
@@ -232,6 +229,17 @@ def guarded(ours: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def passed_over(ours: Any) -> Any:
+    """Have warnings that are raised below one of our functions name the user's line, as they do without us.
+
+    Their `stacklevel` counts no frame whose file has the two words.
+    """
+    code = ours.__code__
+    file = f"{code.co_filename} (importlib _bootstrap)"
+    ours.__code__ = code.replace(co_filename=file)
+    return ours
+
+
 def wrapper(original: Callable[..., Any], around: Around) -> Callable[..., Any]:
     """Return what takes `original`'s place for this session: it runs `around` each call, guarded."""
     made_for = session
@@ -267,8 +275,7 @@ def wrapper(original: Callable[..., Any], around: Around) -> Callable[..., Any]:
             # The error and this frame would hold each other.
             del made, steps, frame
 
-    call.__code__ = call.__code__.replace(co_filename=_PASSED_OVER)
-    return functools.update_wrapper(call, original)
+    return functools.update_wrapper(passed_over(call), original)
 
 
 def replace(

@@ -136,3 +136,13 @@ def test_of_models_made_one_after_the_other_the_first_four_are_recorded() -> Non
     detector.close("exit")
     assert [len(recording.ledger.windows()) for recording in recordings] == [1] * 4
     assert notes == ["the first 4 models were recorded, and later ones were not"]
+
+
+def test_a_warning_of_the_first_backward_names_the_users_line() -> None:
+    found: list[Recording] = []
+    with watched(found), pytest.warns(FutureWarning, match="grad_variables") as said:
+        w = nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([w], lr=0.01)
+        torch.autograd.backward(w.square(), grad_variables=torch.ones(1))
+        optimizer.step()
+    assert len(found) == 1 and said[0].filename == __file__
