@@ -1073,11 +1073,6 @@ def test_a_report_carries_no_text_that_a_page_would_run() -> None:
     assert result["ruleId"] == "loss-not-divided" and result["locations"]
 
 
-def test_check_refuses_what_is_no_recording() -> None:
-    with pytest.raises(TypeError, match=r"check\(\) was given an int"):
-        av.check(3)  # type: ignore[arg-type]
-
-
 _NONSENSE: list[Any] = [
     None,
     True,

@@ -38,6 +38,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] =
         ValueError,
         ("no parameter that both have", "a has w (1,), b has v (1,)", "recorded in the same way"),
     ),
+    "compare, other shapes": (
+        lambda: av.compare(L, Ledger.build([Parameter("w", (2,))], [])),
+        ValueError,
+        ("no parameter that both have", "a has w (1,), b has w (2,)"),
+    ),
     "compare, nothing in it": (
         lambda: av.compare(L, Ledger.build([W], [])),
         ValueError,

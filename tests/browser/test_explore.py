@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
 
 from accumviz.book.explore import Explorer, explore
 from accumviz.ledger.ledger import Ledger, Parameter
@@ -193,26 +190,6 @@ def test_switching_keeps_the_end_at_the_end_and_else_the_event(show: Show) -> No
     slider.fill("3")
     explored.total()
     assert count.inner_text() == "event 1 / 8"
-
-
-def test_a_sandboxed_frame_is_enough(watch: Open, tmp_path: Path) -> None:
-    path, inner = tmp_path / "frame.html", html.escape(make(against={"k": 2}).to_html())
-    path.write_text(f'<iframe sandbox="allow-scripts" width=800 height=1200 srcdoc="{inner}"></iframe>', "utf-8")
-    watched = watch()
-    watched.page.goto(path.as_uri())
-    frame = watched.page.frame_locator("iframe")
-    frame.get_by_role("slider", name="k").fill("2")
-    expect(frame.locator(".av-figures div").first.locator("dd")).to_have_text(["4", "2"])
-    assert watched.complaints == []
-
-
-def test_without_scripts_all_runs_can_be_read(watch: Open, tmp_path: Path) -> None:
-    make().save(tmp_path / "page.html")
-    watched = watch(java_script_enabled=False)
-    watched.page.goto((tmp_path / "page.html").as_uri())
-    rows = watched.page.locator(".av-words tbody tr")
-    assert rows.count() == 24
-    assert re.split(r"\s+", rows.nth(2).inner_text().strip()) == ["exact", "2", "yes", "2", "1", "1", "0.99"]
 
 
 def test_where_all_choices_lead_to_one_run_of_one_event_the_link_names_the_choice_and_nothing_offers_to_move(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -291,12 +290,3 @@ def test_a_repair_is_told_and_remembered_and_its_cure_is_folded_away(show: Show)
     assert goal.inner_text() == "Repair this loop until check says healthy. (You have mended it before.)"
     assert "zero-grad-inside-window" in again.said, "the loop is the broken one again"
     assert watched.page.evaluate("Object.values(localStorage)") == ['{"said":"mended"}']
-
-
-def test_without_scripts_the_loop_its_shares_and_the_report_can_be_read(watch: Open, tmp_path: Path) -> None:
-    made((("divide", "nothing"),)).save(tmp_path / "page.html")
-    watched = watch(java_script_enabled=False)
-    watched.page.goto((tmp_path / "page.html").as_uri())
-    text = watched.page.locator(".av-words").inner_text()
-    for part in ("        loss = (w * x - y).square().mean()", "which add to 3.", "loss-not-divided"):
-        assert part in text

@@ -1,14 +1,21 @@
-"""Every great picture of the chapters, from a file: on a phone, in the dark, on paper, and without scripts."""
+"""What every picture does wherever it is: on a phone, in the dark, on paper, without scripts, in a sandbox."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
+from accumviz.book.explore import explore
+from accumviz.book.lab import lab
+from accumviz.book.weights import play
+from accumviz.ledger.ledger import Ledger
 from tests.browser.written import written
+from tests.toys import W, backward, chain, toy
 from tests.views.test_opening import made as opening
 from tests.views.test_overlap import made as overlap
 from tests.views.test_peaks import peaks
@@ -59,11 +66,48 @@ def test_on_paper_a_picture_stands_with_its_words_and_without_controls(name: str
     assert page.locator(CONTROLS).count() == 0
 
 
-@pytest.mark.parametrize("name", PICTURES)
-def test_without_scripts_a_picture_is_its_words_and_nothing_that_could_be_moved(
+def experiment(k: int) -> Ledger:
+    return Ledger.build([W], [backward(1.0, n + 1.0) for n in range(k)])
+
+
+WIDGETS: dict[str, Callable[[], Any]] = {
+    "a player": lambda: play(toy(), {0: chain()}),
+    "an explorer": lambda: explore(experiment, k=[1, 2, 4]),
+    "the loop lab": lambda: lab({"divide": "nothing"}),
+}
+SAYS = {"a player": "w receives −4, .grad −20", "an explorer": "gradient at the end", "the loop lab": "add to 3."}
+
+
+@pytest.mark.parametrize("name", [*PICTURES, *WIDGETS])
+def test_without_scripts_there_are_words_and_nothing_that_could_be_moved(
     name: str, watch: Open, tmp_path: Path
 ) -> None:
     page = watch(java_script_enabled=False).page
-    page.goto(written(tmp_path / "page.html", PICTURES[name][0]()))
-    assert page.locator(".av-words").is_visible()
+    page.goto(written(tmp_path / "page.html", (WIDGETS.get(name) or PICTURES[name][0])()))
+    seen = page.locator(".av-words").inner_text()
+    assert seen and SAYS.get(name, "") in seen
     assert page.locator("input:visible, button:visible").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "control", "place", "said"),
+    [
+        ("a player", "button", "next event", ".av-say", "w receives −16"),
+        ("an explorer", "slider", "k", ".av-figures dd >> nth=0", "2"),
+    ],
+)
+def test_a_sandboxed_frame_is_enough(
+    name: str, role: Any, control: str, place: str, said: str, watch: Open, tmp_path: Path
+) -> None:
+    inner = html.escape(f"<!doctype html><meta charset=utf-8><body>{WIDGETS[name]().to_html()}", quote=True)
+    (tmp_path / "frame.html").write_text(
+        f'<iframe sandbox="allow-scripts" width=800 height=1200 srcdoc="{inner}">', "utf-8"
+    )
+    watched = watch()
+    watched.page.goto((tmp_path / "frame.html").as_uri())
+    frame = watched.page.frame_locator("iframe")
+    moved = frame.get_by_role(role, name=control, exact=True)
+    moved.click() if role == "button" else moved.fill("1")
+    expect(frame.locator(place)).to_contain_text(said)
+    assert frame.get_by_role("link").count() == 0
+    assert watched.complaints == watched.foreign == []

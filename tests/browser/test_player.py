@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import expect
 
 import accumviz as av
 from accumviz.book.weights import play
@@ -268,27 +266,6 @@ def test_two_players_on_a_page_keep_apart(show: Show) -> None:
     assert "Event 1" in first.said
     assert "Event 1" in second.said
     assert watched.complaints == []
-
-
-def test_a_sandboxed_frame_is_enough(watch: Open, tmp_path: Path) -> None:
-    inner = html.escape(f"<!doctype html><meta charset=utf-8><body>{play(TOY, GRAPHS).to_html()}", quote=True)
-    path = tmp_path / "frame.html"
-    path.write_text(f'<iframe sandbox="allow-scripts" width=700 height=900 srcdoc="{inner}"></iframe>', "utf-8")
-    watched = watch()
-    watched.page.goto(path.as_uri())
-    frame = watched.page.frame_locator("iframe")
-    frame.get_by_role("button", name="next event", exact=True).click()
-    expect(frame.locator(".av-say")).to_contain_text("w receives −16")
-    assert frame.get_by_role("link").count() == 0
-    assert watched.complaints == watched.foreign == []
-
-
-def test_without_scripts_all_events_can_be_read(watch: Open, tmp_path: Path) -> None:
-    play(TOY, GRAPHS).save(tmp_path / "run.html")
-    page = watch(java_script_enabled=False).page
-    page.goto((tmp_path / "run.html").as_uri())
-    assert page.locator("li").count() == 4
-    assert page.get_by_text("w receives −4, .grad −20").is_visible()
 
 
 def test_nothing_of_a_hostile_ledger_runs(show: Show) -> None:

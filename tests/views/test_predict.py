@@ -129,8 +129,6 @@ def test_what_cannot_be_asked_says_what_to_do(arguments: dict[str, Any], error: 
 
 
 def test_a_place_that_is_not_in_the_ledger_is_an_error(ledger: Ledger) -> None:
-    with pytest.raises(IndexError, match="no event 9 in this ledger"):
-        predict(ASK, (ledger, 9, "w"))
     with pytest.raises(KeyError, match="nearest: w"):
         predict(ASK, (ledger, 1, "weight"))
     with pytest.raises(TypeError, match=r"grad of 'v'.*pick one element"):
