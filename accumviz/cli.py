@@ -308,7 +308,7 @@ def _unjudged(reason: str, options: Any) -> int:
 
 
 def _load(file: Path) -> Ledger:
-    from accumviz.ledger.container import LedgerFileError
+    from accumviz.ledger.file import LedgerFileError
     from accumviz.ledger.ledger import load
 
     _refuse_script(str(file), "a ledger")
@@ -554,7 +554,7 @@ def _closing_line(recording: Any) -> str:
 def _judge(recording: Any, options: Any) -> int:
     """Say what is wrong with one recording; return the exit code that `--fail-on` makes of it."""
     from accumviz.checks.check import check
-    from accumviz.ledger.container import LedgerFileError
+    from accumviz.ledger.file import LedgerFileError
 
     try:
         ledger = recording.ledger

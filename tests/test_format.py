@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import os
 import pickle
 import struct
-import subprocess
-import sys
 import time
 import tracemalloc
 import zlib
@@ -21,12 +17,11 @@ import pytest
 
 import accumviz as av
 from accumviz.ledger import file as ledgerfile
-from accumviz.ledger.container import MAGIC, LedgerFileError, Writer, pack
-from accumviz.ledger.ledger import Events, Ledger, Parameter
+from accumviz.ledger.file import MAGIC, LedgerFileError, Writer, pack
+from accumviz.ledger.ledger import Ledger, Parameter
 from tests.toys import large
 
 INF, NAN = float("inf"), float("nan")
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -184,19 +179,6 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
             av.load(tmp_path / "x.ledger")
 
 
-def test_a_decompression_bomb_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
-    numbers = {"meta": {"tables": {}}, "arrays": [["x", "|u1", [1 << 24]]]}
-    bomb = chunk_of(raw(numbers, bytes(1 << 24)))
-    (tmp_path / "x.ledger").write_bytes(MAGIC + bomb)
-    tracemalloc.start()
-    try:
-        with pytest.raises(LedgerFileError, match="is damaged at byte"):
-            av.load(tmp_path / "x.ledger")
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    finally:
-        tracemalloc.stop()
-
-
 HOSTILE = {
     "an object array": {"meta": {}, "arrays": [["a", "|O", [1]]]},
     "an array longer than its bytes": {"meta": {}, "arrays": [["a", "<f8", [1 << 40]]]},
@@ -226,7 +208,7 @@ def test_a_header_that_is_no_json_object_is_refused(text: bytes, length: int | N
 
 
 def test_arrays_that_would_need_pickle_are_not_written(tmp_path: Path) -> None:
-    with closing(Writer(tmp_path / "x")) as writer, pytest.raises(TypeError, match="dtype object"):
+    with closing(Writer(tmp_path / "x")) as writer, pytest.raises(TypeError, match="array of references"):
         writer.append({}, {"a": np.array([object()])})
 
 
@@ -327,34 +309,6 @@ def test_nothing_is_appended_to_a_closed_file(tmp_path: Path) -> None:
 # --- what opening may take --------------------------------------------------------------------------
 
 
-def test_a_list_of_millions_of_nothings_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
-    text = b'{"meta":{"events":[' + b"{}," * 5_000_000 + b'{}],"sources":{}},"arrays":[]}'
-    bomb = chunk_of(struct.pack("<I", len(text)) + text, padding=len(text) // 4)
-    (tmp_path / "x.ledger").write_bytes(MAGIC + bomb)
-    tracemalloc.start()
-    try:
-        with pytest.raises(LedgerFileError, match="more memory than a chunk of its size may"):
-            av.load(tmp_path / "x.ledger")
-        assert tracemalloc.get_traced_memory()[1] < 64 << 20
-    finally:
-        tracemalloc.stop()
-
-
-def test_what_compresses_a_thousandfold_is_written_so_that_it_can_be_read(tmp_path: Path) -> None:
-    shape = (2_000, 1_000)
-    names = tuple(Parameter(f"p{p}", (9,)) for p in range(shape[1]))
-    still = Ledger(
-        names,
-        Events.of_columns(kind=["edit"] * shape[0]),
-        np.full(shape, np.nan, np.float32),
-        np.full(shape, 1.5, np.float32),
-        np.ones(shape, np.uint8),
-    )
-    still.save(tmp_path / "x.ledger")
-    assert_same(av.load(tmp_path / "x.ledger"), still)
-    assert (tmp_path / "x.ledger").stat().st_size < 18e6 / 50
-
-
 def test_opening_does_not_hold_the_numbers_twice(tmp_path: Path) -> None:
     large(20_000, 150).save(tmp_path / "x.ledger")
     tracemalloc.start()
@@ -363,66 +317,3 @@ def test_opening_does_not_hold_the_numbers_twice(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1.6 * 9 * found.state.size
     finally:
         tracemalloc.stop()
-
-
-# --- files that somebody, or a bad disk, has changed -------------------------------------------------
-
-
-def of_rank(rank: int) -> Ledger:
-    """One of two ranks: every kind of event, a shard of a parameter, a collective of both."""
-    whole = "w (unsharded)"
-    parameters = [
-        Parameter("w", (1,), optimizers=(0,)),
-        Parameter(whole, (2,), optimizers=(0,), unsharded_of="w", aliases=("tied",)),
-        Parameter("v", (3, 3), optimizers=(0,)),
-    ]
-    added, v = {whole: [1, 2], "v": list(range(9))}, {"v": [0.1] * 9}
-    place = {"file": "a.py", "line": 2, "source": "loss.backward()"}
-    measured = {"loss": 2.0, "saved_before": 96.0, "saved_after": 0.0}
-    rows: list[dict[str, Any]] = [
-        {"kind": "zero_grad", "file": "a.py", "line": 3},
-        {"kind": "backward", "label": "loss", **place, **measured, "contribution": added, "grad": added},
-        {
-            "kind": "sync",
-            "details": {"op": "reduce-scatter", "ranks": 2},
-            "contribution": {"w": 2},
-            "grad": {"w": 2, **v},
-        },
-        {"kind": "sync", "details": {"op": "all-reduce", "bytes": 36, "parameters": ["v"]}, "grad": {"w": 2, **v}},
-        {"kind": "unscale", "grad": {"w": 1, **v}},
-        {"kind": "clip", "details": {"by": "norm", "max_norm": 1.0}, "grad": {"w": 0.5, **v}},
-        {"kind": "step", "details": {"optimizer": "SGD", "lr": [0.1, None]}, "grad": {"w": 0.5, **v}},
-        {"kind": "step", "details": {"optimizer": "SGD", "skipped": True}, "grad": {"w": 0.5, **v}},
-        {"kind": "edit", "grad": {"w": 3, **v}},
-        {"kind": "zero_grad"},
-    ]
-    meta = {"rank": rank, "ranks": 2, "optimizers": ["SGD"], "notes": ["a note"]}
-    return Ledger.build(
-        parameters, rows, meta=meta, sources={"a.py": "for x in y:\n    loss.backward()\no.zero_grad()\n"}
-    )
-
-
-@pytest.mark.parametrize(
-    "details",
-    [{"ranks": 0}, {"bytes": NAN}, {"optimizer_index": "x"}, {"lr": 3}, {"parameters": "w"}, {"x": 2**63}],
-    ids=str,
-)
-def test_details_that_a_view_could_not_use_are_refused(details: dict[str, Any], tmp_path: Path) -> None:
-    Ledger.build([], [{"kind": "sync", "details": details}]).save(tmp_path / "x.ledger")
-    with pytest.raises(LedgerFileError, match="is not a valid ledger"):
-        av.load(tmp_path / "x.ledger")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="this system has no such limit")
-def test_changed_files_give_the_documented_error_or_something_that_can_be_shown(ledger: Ledger, tmp_path: Path) -> None:
-    ledger.save(tmp_path / "plain")
-    Ledger.merge([of_rank(0), of_rank(1)]).save(tmp_path / "merged")
-    of_rank(0).save(tmp_path / "rank")
-    names = [str(tmp_path / name) for name in ("plain", "merged", "rank")]
-    one = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # threads take room of the 1 GiB
-    command = [sys.executable, "-m", "tests.mutants", "0", "800", "10", *names]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | one, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    ends = ast.literal_eval(done.stdout.splitlines()[-1])
-    assert ends.keys() == {"opened", "refused"}, done.stdout
-    assert min(ends.values()) > 100

@@ -31,7 +31,7 @@ from typing import Any
 import cloudpickle
 
 from accumviz import arguments
-from accumviz.ledger.container import LedgerFileError
+from accumviz.ledger.file import LedgerFileError
 from accumviz.ledger.ledger import Ledger, load
 from accumviz.recorder.callsite import readable
 

@@ -1,80 +1,363 @@
-"""A ledger as chunks of a file: parameters as JSON, events and numbers as columns; written, and read with distrust."""
+"""A ledger's file: chunks of JSON and raw numbers, never pickle, appended as they come.
+
+A file is a line that says so, and then chunks. A chunk is its length, a checksum (CRC-32) and a
+zlib-compressed body: the length of a JSON header, the header, and the bytes of its arrays. A process that is killed
+loses at most the chunk it was writing. Chunks hold the parameters as JSON, and events and numbers as columns.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy import ndarray
 
-from accumviz.ledger.container import Chunk, Reader, an_object, sane
-from accumviz.ledger.events import (
-    ARRAYS,
-    CODES,
-    KINDS,
-    NUMBERS,
-    TABLES,
-    Arrays,
-    Block,
-    Events,
-    Parameter,
-    join,
-)
+from accumviz import arguments
+from accumviz.ledger.events import ARRAYS, Arrays, Block, Events, Parameter, join
 
+FORMAT = 6
+MAGIC = b"accumviz %d\n" % FORMAT
+_FRAME = struct.Struct("<II")
+_HEADER_SIZE = struct.Struct("<I")
 # Bytes of arrays in one chunk of a saved ledger: reading it holds two of them.
 _CHUNK_BYTES = 4 << 20
-_MOST = 1 << 48
-_LARGEST_CODE = np.iinfo(np.int32).max
-_BYTES = ("saved_before", "saved_after")
-# The arrays of a chunk, and what their numbers are. Those of events stand by column: equal numbers are neighbours,
-# and compress.
-_ARRAYS = {"codes": "<i4", "numbers": "<f8", **ARRAYS}
 
-# What a file may say, as `_check` reads it: an object's entries, a list of like things, a range of whole numbers, or
-# types.
-_TEXT = (str,)
-_NUMBER = (int, float, type(None))
-_WHOLE = range(_MOST + 1)
-_TERM = {
-    "op": _TEXT,
-    "reduction": _TEXT,
-    "unknown": _TEXT,
-    "elements": _NUMBER,
-    "factor": _NUMBER,
-}
-_DETAILS = {
-    "optimizer_index": _WHOLE,
-    "ranks": range(1, _MOST),
-    "bytes": _WHOLE,
-    "lr": [_NUMBER],
-    "parameters": [_TEXT],
-    "unmeasured": [_TEXT],
-    "terms": [_TERM],
-}
-_PARAMETER = {
-    "name": _TEXT,
-    "shape": [_WHOLE],
-    "dtype": _TEXT,
-    "device": _TEXT,
-    "group": _TEXT,
-    "aliases": [_TEXT],
-    "optimizers": [_WHOLE],
-    "requires_grad": (bool,),
-    "rank": (int, type(None)),
-    "unsharded_of": _TEXT,
-}
-_META = {
-    "notes": [_TEXT],
-    "optimizers": [_TEXT],
-    "rank": _WHOLE,
-    "ranks": _WHOLE,
-}
+# What a chunk says, and its arrays by name.
+Chunk = tuple[dict[str, Any], dict[str, ndarray]]
+
+
+class LedgerFileError(ValueError):
+    """A file that cannot be read as a ledger; the message says why and what to do."""
+
+
+# What goes wrong where a file does not hold what it should.
+_WRONG = (
+    KeyError,
+    TypeError,
+    ValueError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    struct.error,
+    zlib.error,
+)
+
+
+# --- chunks ----------------------------------------------------------------------------------
+
+
+def pack(header: dict[str, Any], arrays: dict[str, ndarray]) -> bytes:
+    """Return a chunk as it is stored."""
+    columns, parts = [], []
+    for name, array in arrays.items():
+        columns.append([name, array.dtype.str, list(array.shape)])
+        # Bytes of equal weight side by side: exponents repeat, so zlib finds much more.
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        parts.append(flat.reshape(-1, array.itemsize).T.tobytes())
+    whole = {"meta": header, "arrays": columns}
+    text = json.dumps(whole, separators=(",", ":")).encode()
+    size = _HEADER_SIZE.pack(len(text))
+    body = zlib.compress(b"".join([size, text, *parts]), 1)
+    return _FRAME.pack(len(body), zlib.crc32(body)) + body
+
+
+def unpack(body: bytes) -> Chunk:
+    """Return the header and the arrays of a chunk."""
+    raw = memoryview(zlib.decompress(body))
+    (size,) = _HEADER_SIZE.unpack_from(raw)
+    end = _HEADER_SIZE.size + size
+    whole = json.loads(bytes(raw[_HEADER_SIZE.size : end]))
+    arrays = {}
+    for name, dtype, shape in whole["arrays"]:
+        element = np.dtype(dtype)
+        count = math.prod(shape)
+        start, end = end, end + count * element.itemsize
+        planes = np.frombuffer(raw[start:end], np.uint8)
+        planes = planes.reshape(element.itemsize, count)
+        values = np.array(planes.T, order="C")
+        # NumPy refuses to see objects in bytes: an array of those could run code.
+        arrays[name] = values.view(element).reshape(shape)
+    return whole["meta"], arrays
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+class Reader:
+    """Iterate over the chunks of a file written by `Writer`, each a header and its arrays.
+
+    After the last chunk `complete` says whether the file was closed properly, and `end` holds what was said then: a
+    file that ends in the middle of a chunk gives what was written before. Raises `LedgerFileError` for a foreign,
+    damaged, older or newer file; with `repair` a damaged file gives the chunks before the damage.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        repair: bool = False,
+        opened: BinaryIO | None = None,
+    ) -> None:
+        arguments.file("path", path)
+        self.path = Path(path)
+        self.repair = repair
+        self.complete = False
+        self.end: dict[str, Any] = {}
+        self._opened = opened
+
+    def __iter__(self) -> Iterator[Chunk]:
+        try:
+            with self._opened or self.path.open("rb") as file:
+                file.seek(0)
+                magic = file.read(len(MAGIC))
+                if magic != MAGIC:
+                    raise LedgerFileError(
+                        f"{str(self.path)!r} is not an accumviz file of format {FORMAT} (it starts with {magic!r}); "
+                        "pass a file that this version of accumviz has written"
+                    )
+                yield from self._chunks(file)
+        except OSError as error:
+            raise LedgerFileError(
+                f"cannot open {str(self.path)!r}: {error.strerror or error}"
+            ) from error
+
+    def _chunks(self, file: BinaryIO) -> Iterator[Chunk]:
+        for number, (position, body, checksum) in enumerate(_frames(file), 1):
+            try:
+                if zlib.crc32(body) != checksum:
+                    raise ValueError("its checksum does not match")
+                header, arrays = unpack(body)
+            except _WRONG as error:
+                if self.repair:
+                    return
+                raise LedgerFileError(
+                    f"{str(self.path)!r} is damaged at byte {position} (chunk {number}: {error}); "
+                    f"av.load(path, repair=True) reads the {number - 1} chunks before it"
+                ) from error
+            # What was written after the closing mark was not written by a recording.
+            self.complete = False
+            if "end" in header:
+                self.end = header["end"]
+                self.complete = self.end.pop("complete", True) is True
+            else:
+                yield header, arrays
+
+
+def _frames(file: BinaryIO) -> Iterator[tuple[int, bytes, int]]:
+    """Yield position, body and checksum of each whole chunk."""
+    size = os.fstat(file.fileno()).st_size
+    while True:
+        position = file.tell()
+        frame = file.read(_FRAME.size)
+        if len(frame) < _FRAME.size:
+            return
+        length, checksum = _FRAME.unpack(frame)
+        # A false length would take as much memory as it says.
+        body = file.read(min(length, size))
+        if len(body) < length:
+            return
+        yield position, body, checksum
+
+
+T = TypeVar("T")
+
+
+def valid(reader: Reader, decode: Callable[[Reader], T]) -> T:
+    """Return what `decode` makes of a file. Raises `LedgerFileError` where its contents do not fit together."""
+    try:
+        return decode(reader)
+    except LedgerFileError:
+        raise
+    except (*_WRONG, MemoryError) as error:
+        raise LedgerFileError(
+            f"{str(reader.path)!r} is not a valid ledger: {error!r}"
+        ) from error
 
 
 # --- writing ---------------------------------------------------------------------------------
+
+
+class Writer:
+    """Write chunks to a file as they come; each is in the operating system's hands when `append` returns.
+
+    Nothing happens to the disk before `open` (or the first `append`). It refuses an existing file with
+    `FileExistsError`, unless `overwrite` says that a new one takes its place.
+
+    What the disk refuses, and a file that was deleted or cut short meanwhile, raise `OSError`: the file
+    then ends with its last whole chunk, and a later `append` tries again. In a process forked from the
+    one that opened it, nothing is written. One thread at a time may call.
+
+    >>> import tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "x.ledger")
+    >>> writer = Writer(path)
+    >>> writer.append({"n": 1}, {"a": np.array([1.5, float("nan")])})
+    >>> writer.close()
+    >>> list(Reader(path))
+    [({'n': 1}, {'a': array([1.5, nan])})]
+    >>> Writer(path).open()
+    Traceback (most recent call last):
+    FileExistsError: ... exists already; pass overwrite=True to replace it, or another name
+    """
+
+    def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
+        self.path = Path(path)
+        self.overwrite = overwrite
+        self.size = 0
+        self._file: BinaryIO | None = None
+        self._closed = False
+        self._process = os.getpid()
+
+    @property
+    def can_be_read(self) -> bool:
+        """Whether something was written."""
+        return self.size > 0
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process may write: one that was forked leaves the file to its parent."""
+        return os.getpid() == self._process
+
+    def open(self) -> None:
+        """Begin the file. Raises `FileExistsError`, or another `OSError` where it cannot be written."""
+        if self._file is not None or self._closed:
+            return
+        self._process = os.getpid()
+        self.path = self.path.absolute()
+        self._file = _create(self.path, self.overwrite)
+        try:
+            self._write(MAGIC)
+        except BaseException:
+            self.discard()
+            raise
+
+    def append(
+        self, header: dict[str, Any], arrays: dict[str, ndarray] | None = None
+    ) -> None:
+        """Write a chunk, opening the file if need be. Raises `OSError` when the disk refuses it."""
+        if self._closed:
+            raise ValueError(
+                f"{str(self.path)!r} is closed; nothing can be appended to it"
+            )
+        if self._file is None or self.is_ours:
+            self.open()
+            self._write(pack(header, arrays or {}))
+
+    def _write(self, data: bytes) -> None:
+        assert self._file is not None
+        about = os.fstat(self._file.fileno())
+        if about.st_nlink == 0 or about.st_size < self.size:
+            said = "the file was deleted or cut short while it was written"
+            raise OSError(errno.EIO, said, str(self.path))
+        try:
+            self._file.seek(self.size)  # wherever a reader has moved
+            left = memoryview(data)
+            while left:  # where the disk took only a part, the second try says why
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            error.filename = str(self.path)
+            with contextlib.suppress(OSError):
+                self._file.truncate(self.size)
+            raise
+        self.size += len(data)
+
+    def read(self) -> Reader:
+        """Return the chunks that were written so far.
+
+        Raises `LedgerFileError` where the file was moved or changed after it was closed.
+        """
+        opened = None
+        if self._file is not None and not self._closed:
+            opened = os.fdopen(os.dup(self._file.fileno()), "rb")
+        elif not self.path.exists() or self.path.stat().st_size != self.size:
+            raise LedgerFileError(
+                f"{str(self.path)!r}, which holds what was recorded, was moved or changed since; "
+                "load it with av.load(...) from where it is now"
+            )
+        return Reader(self.path, repair=True, opened=opened)
+
+    def close(self, **end: Any) -> None:
+        """Mark the file as closed and close it; `end` is kept as `Reader.end`.
+
+        With `complete=False` what it holds counts as incomplete all the same.
+        Raises `OSError` when the disk refuses the mark; the file is closed even then.
+        """
+        try:
+            if self._file is not None and not self._closed and self.is_ours:
+                self._write(pack({"end": end}, {}))
+        finally:
+            self.abandon()
+
+    def discard(self) -> None:
+        """Close the file without the mark, and delete it."""
+        if self._file is not None and self.is_ours:
+            self.path.unlink(missing_ok=True)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file as it is, without the mark."""
+        self._closed = True
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+    def __del__(self) -> None:
+        # What it needs may be gone before it at the interpreter's end.
+        with contextlib.suppress(Exception):
+            self.abandon()
+
+
+def save(
+    path: str | Path,
+    chunks: Iterable[Chunk],
+    *,
+    overwrite: bool,
+    **end: Any,
+) -> None:
+    """Write a whole file, which appears at `path` when it is finished; `overwrite` as for `Writer`."""
+    target = Path(path).absolute()
+    if target.exists() and not overwrite:
+        raise _exists(target)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.new")
+    writer = Writer(unfinished, overwrite=True)
+    try:
+        for header, arrays in chunks:
+            writer.append(header, arrays)
+        writer.close(**end)
+        unfinished.replace(target)
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def _create(path: Path, overwrite: bool) -> BinaryIO:
+    """Create a file that can be read as well."""
+    if overwrite and path.is_file():
+        path.unlink()
+    try:
+        return path.open("x+b", buffering=0)
+    except FileExistsError:
+        raise _exists(path) from None
+    except ValueError as error:  # half of a character
+        raise OSError(errno.EINVAL, str(error), str(path)) from error
+
+
+def _exists(path: Path) -> FileExistsError:
+    said = f"{str(path)!r} exists already; pass overwrite=True to replace it, or another name"
+    return FileExistsError(said)
+
+
+# --- a ledger as chunks ------------------------------------------------------------------------
 
 
 def described(
@@ -125,156 +408,47 @@ def chunks(ledger: Arrays) -> Iterator[Chunk]:
         yield packed(block)
 
 
-# --- reading ---------------------------------------------------------------------------------
-
-
 def blocks(reader: Reader, about: dict[str, Any]) -> Iterator[Block]:
-    """Yield what a file holds of events, and put into `about` what it says of all of them.
-
-    Raises ValueError, KeyError or TypeError for anything that a ledger, its queries and the views do not expect.
-    """
+    """Yield what a file holds of events, and put into `about` what it says of all of them."""
     sources = about.setdefault("sources", {})
     for header, arrays in reader:
-        more = an_object(header.pop("sources", {}), "sources")
-        _check(list(more.values()), [_TEXT], "sources")
-        sources |= more
+        sources |= header.pop("sources", {})
         tables = header.pop("tables", None)
         about |= header
         if tables is not None:
-            yield _block_of(tables, arrays)
+            codes, numbers = (
+                np.ascontiguousarray(arrays.pop(name).T)
+                for name in ("codes", "numbers")
+            )
+            yield Block(Events(codes, numbers, tables), **arrays)
 
 
 Kind = TypeVar("Kind", bound=Arrays)
 
 
 def decode(reader: Reader, kind: type[Kind]) -> Kind:
-    """Return the ledger in a file. Raises as `blocks` does."""
+    """Return the ledger in a file."""
     about: dict[str, Any] = {}
     parts = list(blocks(reader, about))
     if "parameters" not in about:
         raise ValueError("it ends before its parameters: nothing was recorded in it")
-    parameters = _parameters(about["parameters"])
+    parameters = [_parameter(row) for row in about["parameters"]]
     kept = about["kept"]
-    _check(kept, [range(len(parameters))], "kept")
     elements = sum(parameters[p].numel for p in kept)
     block = join(parts or [Block.empty(len(parameters), elements)])
     if block.weighed.size == 0:
         block.weights = np.zeros((0, elements))
-    for array in (block.added, block.left, block.weights):
-        if array.shape[1] != elements:
-            raise ValueError(f"{array.shape[1]} elements, expected {elements}")
-    meta = an_object(about["meta"], "meta") | reader.end
-    _check(meta, _META, "meta")
     return kind.of_block(
         parameters,
         kept,
         block,
         sources=about["sources"],
-        meta=meta,
+        meta=about["meta"] | reader.end,
         complete=reader.complete,
     )
 
 
-def _parameters(rows: Any) -> tuple[Parameter, ...]:
-    _check(rows, [_PARAMETER], "parameters")
-    parameters = []
-    for row in rows:
-        for name in ("shape", "aliases", "optimizers"):
-            row[name] = tuple(row[name])
-        parameter = Parameter(**row)
-        _check(parameter.numel, _WHOLE, "the size of a parameter")
-        parameters.append(parameter)
-    return tuple(parameters)
-
-
-def _block_of(tables: dict[str, Any], arrays: dict[str, ndarray]) -> Block:
-    """Return a block whose columns fit together; whether they fit to the parameters is seen when it is joined."""
-    for name in ("codes", "numbers"):
-        arrays[name] = np.ascontiguousarray(arrays[name].T)
-    codes = arrays["codes"]
-    weighed = arrays["weighed"]
-    for name, kind in _ARRAYS.items():
-        array = arrays[name]
-        dimensions = 1 if name == "weighed" else 2
-        rows = weighed if name in ("weighed", "weights") else codes
-        fits = array.ndim == dimensions and array.dtype == np.dtype(kind)
-        if not fits or len(array) != len(rows):
-            raise ValueError(f"{name} is an array of {array.dtype} {array.shape}")
-    apart = np.diff(weighed, prepend=-1, append=len(codes))
-    if (apart <= 0).any():
-        raise ValueError("weights are not in the order of their events")
-    for column, name in zip(arrays["numbers"].T, NUMBERS, strict=True):
-        _check_numbers(column, name)
-    texts = _tables(tables)
-    for column, name in zip(codes.T, CODES, strict=True):
-        least = -1 if name == "rank" else 0
-        most = len(texts[name]) - 1 if name in texts else _LARGEST_CODE
-        _check_range((column >= least) & (column <= most), name)
-    events = Events(arrays.pop("codes"), arrays.pop("numbers"), texts)
-    return Block(events, **{name: arrays[name] for name in ARRAYS})
-
-
-def _check_numbers(column: ndarray, name: str) -> None:
-    if name == "time":
-        _check_range(np.isfinite(column), name)
-    elif name in _BYTES:
-        is_size = (column >= 0) & (column <= _MOST)
-        _check_range(is_size | np.isnan(column), name)
-
-
-def _tables(given: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the tables of texts; of JSON texts, what a recording writes."""
-    tables = {}
-    for name in TABLES:
-        _check(given[name], [_TEXT], name)
-        tables[name] = given[name]
-    unknown = set(tables["kind"]) - set(KINDS)
-    if unknown:
-        raise ValueError(f"an event of the kind {min(unknown)!r}")
-    tables["details"] = [_details(text) for text in tables["details"]]
-    tables["frames"] = [_frames(text) for text in tables["frames"]]
-    return tables
-
-
-# --- checks of what a file says ----------------------------------------------------------------
-
-
-def _check(value: Any, expected: Any, name: str) -> None:
-    """Raise `ValueError` for a value from a file that is not as expected; entries of objects may be missing."""
-    fits = False
-    if isinstance(expected, dict):
-        for key, each in expected.items():
-            if key in an_object(value, name):
-                _check(value[key], each, key)
-        fits = isinstance(value, dict)
-    elif isinstance(expected, list):
-        fits = isinstance(value, list)
-        for one in value if fits else ():
-            _check(one, expected[0], name)
-    elif isinstance(expected, range):
-        fits = type(value) is int and value in expected
-    else:
-        fits = type(value) in expected
-    if not fits:
-        raise ValueError(f"{name} is {str(value)[:100]}")
-
-
-def _check_range(fits: ndarray, name: str) -> None:
-    if not fits.all():
-        raise ValueError(f"a {name} is out of range")
-
-
-def _details(text: str) -> str:
-    """Return the JSON of an event's details."""
-    details = an_object(sane(json.loads(text)), "details")
-    _check(details, _DETAILS, "details")
-    return json.dumps(details, separators=(",", ":"))
-
-
-def _frames(text: str) -> str:
-    """Return the JSON of the lines that led to an event."""
-    frames = sane(json.loads(text))
-    for file, line, source in frames:
-        _check([file, source], [_TEXT], "a frame")
-        _check(line, _WHOLE, "a line")
-    return json.dumps(frames, separators=(",", ":"))
+def _parameter(row: dict[str, Any]) -> Parameter:
+    for name in ("shape", "aliases", "optimizers"):
+        row[name] = tuple(row[name])
+    return Parameter(**row)

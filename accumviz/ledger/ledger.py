@@ -13,7 +13,6 @@ from numpy import ndarray
 
 from accumviz import arguments
 from accumviz.ledger import builder
-from accumviz.ledger.container import Reader, save, valid
 from accumviz.ledger.events import (
     CHANGED,
     CODES,
@@ -26,7 +25,7 @@ from accumviz.ledger.events import (
     Events,
     Parameter,
 )
-from accumviz.ledger.file import chunks, decode
+from accumviz.ledger.file import Reader, chunks, decode, save, valid
 from accumviz.ledger.flow import Flow, Outcomes, Window
 from accumviz.ledger.merge import merge
 from accumviz.ledger.shares import Shares, shares
@@ -369,10 +368,9 @@ class Ledger(Arrays, Displayed):
 def load(path: str | Path, *, repair: bool = False) -> Ledger:
     """Read a ledger from the file that `save` or `record(..., path=...)` wrote.
 
-    Opening a file runs nothing that is in it, and takes at most 256 MiB and 128 times its size of
-    memory. A process that was killed leaves what it had recorded, and `ledger.complete` is False.
-    Raises `LedgerFileError` for a file that is no ledger, is newer than this accumviz, or is damaged;
-    `repair=True` then gives what stands before the damage.
+    Opening a file runs nothing that is in it. A process that was killed leaves what it had recorded, and
+    `ledger.complete` is False. Raises `LedgerFileError` for a file that is no ledger, is newer than this accumviz, or
+    is damaged; `repair=True` then gives what stands before the damage.
 
     >>> import os, tempfile, accumviz as av
     >>> path = os.path.join(tempfile.mkdtemp(), "run.ledger")

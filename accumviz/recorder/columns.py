@@ -23,7 +23,6 @@ from torch import Tensor
 
 from accumviz.graph.graph import Graph
 from accumviz.ledger import file as ledgerfile
-from accumviz.ledger.container import LedgerFileError, Reader, Writer, valid
 from accumviz.ledger.events import (
     CHANGED,
     CODES,
@@ -35,6 +34,7 @@ from accumviz.ledger.events import (
     Parameter,
     join,
 )
+from accumviz.ledger.file import LedgerFileError, Reader, Writer, valid
 from accumviz.ledger.ledger import Ledger
 from accumviz.recorder.callsite import CallSite, Sources
 from accumviz.recorder.transfer import readable, wire

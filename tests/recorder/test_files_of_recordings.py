@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import accumviz as av
-from accumviz.ledger.container import LedgerFileError
+from accumviz.ledger.file import LedgerFileError
 from accumviz.recorder.recording import Recording
 from tests.light import LIGHT
 from tests.thorough import THOROUGH
