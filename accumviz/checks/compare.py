@@ -23,11 +23,14 @@ _LISTED = 8
 
 
 @dataclass(frozen=True)
-class ParameterDistance:
-    """The distance between two gradients of one parameter; a gradient that is None counts as 0.
+class Distance:
+    """The distance between two gradients: of one parameter, or (`name` is empty) of all that a step reads.
 
-    `squared` is ‖a − b‖² and `size` ‖b‖². Where `exact` is False only norms were kept, and `squared` is
-    the least that they allow.
+    `squared` is ‖a − b‖² and `size` ‖b‖²; a gradient that is None counts as 0. Where `exact` is False some norms were
+    all that was kept, and `squared` is the least that they allow.
+
+    >>> Distance("w", 1.0, 4.0, True).relative, Distance("w", 1.0, 0.0, True).relative
+    (0.5, inf)
     """
 
     name: str
@@ -36,27 +39,11 @@ class ParameterDistance:
     exact: bool
 
     @property
-    def relative(self) -> float:
-        """‖a − b‖ / ‖b‖; NaN where only norms were kept."""
-        return _relative([self]) if self.exact else math.nan
-
-
-@dataclass(frozen=True)
-class StepPair:
-    """Two steps, and how far the gradients that they read are apart.
-
-    `a` and `b` are indices of events, `at_least` is a lower bound of the relative error.
-    """
-
-    a: int
-    b: int
-    at_least: float
-    parameters: tuple[ParameterDistance, ...]
-
-    @property
-    def exact(self) -> bool:
-        """True where every element was kept."""
-        return all(part.exact for part in self.parameters)
+    def at_least(self) -> float:
+        """A lower bound of ‖a − b‖ / ‖b‖; infinite where b is nothing and a is something."""
+        if self.size == 0:
+            return math.inf if self.squared > 0 else 0.0
+        return math.sqrt(self.squared / self.size)
 
     @property
     def relative(self) -> float:
@@ -69,6 +56,15 @@ class StepPair:
         if self.exact or math.isnan(self.at_least):
             return percent(self.relative)
         return f"at least {percent(self.at_least)} (from norms)"
+
+
+@dataclass(frozen=True)
+class StepPair(Distance):
+    """Two steps, by the indices of their events `a` and `b`, and how far the gradients that they read are apart."""
+
+    a: int
+    b: int
+    parameters: tuple[Distance, ...]
 
 
 @dataclass(frozen=True)
@@ -193,14 +189,20 @@ def compare(a: Ledger | Recorded, b: Ledger | Recorded) -> Comparison:
     of_a, of_b = _windows(a, "a"), _windows(b, "b")
     if len(of_a) != len(of_b):
         notes.append(f"steps: {len(of_a)} in a, {len(of_b)} in b")
+    every = *a.parameters, *b.parameters
+    double = all(parameter.dtype == "float64" for parameter in every)
     steps: list[StepPair] = []
     first = parting = None
     for in_a, in_b in zip(of_a, of_b, strict=False):
-        pair = _Pair(_Side(a, in_a), _Side(b, in_b), common)
-        step = pair.compared()
-        if first is None and step.at_least > pair.rounding(step):
+        pair = _Pair(a, b, in_a, in_b, common)
+        parts = pair.distances(in_a.step, in_b.step)
+        whole = vars(_whole(parts))
+        step = StepPair(**whole, a=in_a.step, b=in_b.step, parameters=parts)
+        # The order of additions; norms are kept in single precision.
+        rounding = _ROUNDING_FLOAT64 if step.exact and double else _ROUNDING
+        if first is None and step.at_least > rounding:
             first = len(steps)
-            parting = _parting(pair, pair.rounding(step))
+            parting = _parting(pair, rounding)
         steps.append(step)
     if first is not None and len(steps) > first + 1:
         notes.append("after the first step that differs, the weights differ, too")
@@ -227,18 +229,12 @@ def _windows(ledger: Ledger, side: str) -> Sequence[Window]:
 _Key = tuple[str, tuple[int, ...]]
 
 
-class _Common(NamedTuple):
-    """A parameter that both recordings have, and its columns."""
-
-    name: str
-    in_a: int
-    in_b: int
-
-
-def _common_parameters(a: Ledger, b: Ledger) -> tuple[list[_Common], list[str]]:
+def _common_parameters(
+    a: Ledger, b: Ledger
+) -> tuple[list[tuple[str, int, int]], list[str]]:
     """Return the parameters of one name and shape in both, and notes of the others."""
     in_a, in_b = _columns(a), _columns(b)
-    common = [_Common(key[0], in_a[key], in_b[key]) for key in in_a if key in in_b]
+    common = [(key[0], in_a[key], in_b[key]) for key in in_a if key in in_b]
     if not common:
         raise ValueError(
             f"compare() found no parameter that both have: a has {_some(in_a)}, b has {_some(in_b)}; "
@@ -266,49 +262,38 @@ def _some(keys: Iterable[_Key]) -> str:
     return ", ".join(names[:_LISTED]) + more or "none"
 
 
-class _Side(NamedTuple):
-    """One step of a recording, and what it consumed."""
+def _gradient(ledger: Ledger, step: int, p: int, event: int) -> tuple[np.ndarray, bool]:
+    """Return what a step reads of a parameter, or what a backward adds to it; nothing where it is another's.
 
-    ledger: Ledger
-    window: Window
-
-    def gradient(self, p: int, event: int) -> tuple[np.ndarray, bool]:
-        """Return what the step reads of a parameter, or what a backward adds to it; nothing where it is another's.
-
-        That is each element, and True, or their norm, and False.
-        """
-        ledger, step = self.ledger, self.window.step
-        of, norms, bit = "contribution", ledger.contribution, CONTRIBUTED
-        if event == step:
-            of, norms, bit = "grad", ledger.grad, PRESENT
-        optimizer = ledger[step].details.get("optimizer_index", 0)
-        is_owned = optimizer in ledger.parameters[p].optimizers
-        if not is_owned or not ledger.state[event, p] & bit:
-            return np.zeros(1), True
-        if p in ledger.exact:
-            return ledger.values(p, of)[event], True
-        return norms[event, p : p + 1].astype(float), False
+    That is each element, and True, or their norm, and False.
+    """
+    of, norms, bit = "contribution", ledger.contribution, CONTRIBUTED
+    if event == step:
+        of, norms, bit = "grad", ledger.grad, PRESENT
+    optimizer = ledger[step].details.get("optimizer_index", 0)
+    is_owned = optimizer in ledger.parameters[p].optimizers
+    if not is_owned or not ledger.state[event, p] & bit:
+        return np.zeros(1), True
+    if p in ledger.exact:
+        return ledger.values(p, of)[event], True
+    return norms[event, p : p + 1].astype(float), False
 
 
 class _Pair(NamedTuple):
-    """Two steps that are compared, over the parameters that both recordings have."""
+    """Two steps that are compared, over the parameters that both recordings have: name, and column in each."""
 
-    a: _Side
-    b: _Side
-    common: list[_Common]
+    a: Ledger
+    b: Ledger
+    in_a: Window
+    in_b: Window
+    common: list[tuple[str, int, int]]
 
-    def compared(self) -> StepPair:
-        """Measure how far the gradients that the steps read are apart."""
-        a, b = self.a.window.step, self.b.window.step
-        parts = self.distances(a, b)
-        return StepPair(a, b, _relative(parts), parts)
-
-    def distances(self, event_a: int, event_b: int) -> tuple[ParameterDistance, ...]:
+    def distances(self, event_a: int, event_b: int) -> tuple[Distance, ...]:
         """Measure each parameter's distance between an event of a and one of b."""
         distances = []
-        for name, in_a, in_b in self.common:
-            left, left_exact = self.a.gradient(in_a, event_a)
-            right, right_exact = self.b.gradient(in_b, event_b)
+        for name, p, q in self.common:
+            left, left_exact = _gradient(self.a, self.in_a.step, p, event_a)
+            right, right_exact = _gradient(self.b, self.in_b.step, q, event_b)
             exact = left_exact and right_exact
             if not exact:
                 left = np.array(np.linalg.norm(left))
@@ -316,32 +301,21 @@ class _Pair(NamedTuple):
             with np.errstate(invalid="ignore", over="ignore"):
                 squared = float(np.square(left - right).sum())
                 size = float(np.square(right).sum())
-            distances.append(ParameterDistance(name, squared, size, exact))
+            distances.append(Distance(name, squared, size, exact))
         return tuple(distances)
 
-    def rounding(self, step: StepPair) -> float:
-        """Return how far gradients may differ by the order of additions; norms are kept in single precision."""
-        parameters = *self.a.ledger.parameters, *self.b.ledger.parameters
-        double = all(parameter.dtype == "float64" for parameter in parameters)
-        return _ROUNDING_FLOAT64 if step.exact and double else _ROUNDING
 
-
-def _relative(parts: Sequence[ParameterDistance]) -> float:
-    """Return ‖a − b‖ / ‖b‖ over all parameters; a distance from nothing is infinite.
-
-    >>> _relative([ParameterDistance("w", 1.0, 4.0, True)]), _relative([ParameterDistance("w", 1.0, 0.0, True)])
-    (0.5, inf)
-    """
+def _whole(parts: Sequence[Distance]) -> Distance:
+    """Return the distance over all parameters."""
     squared = sum(part.squared for part in parts)
     size = sum(part.size for part in parts)
-    if size == 0:
-        return math.inf if squared > 0 else 0.0
-    return math.sqrt(squared / size)
+    return Distance("", squared, size, all(part.exact for part in parts))
 
 
 def _parting(pair: _Pair, rounding: float) -> Parting:
     """Return the first backwards that add something else, or the steps where none does."""
-    a, b = pair.a.window, pair.b.window
+    a, b = pair.in_a, pair.in_b
+    at = a.step, b.step
     said = (
         "the step: what the backwards add is the same, and what the steps read is not"
     )
@@ -350,14 +324,15 @@ def _parting(pair: _Pair, rounding: float) -> Parting:
         many = counted(len(a.backwards), "backward")
         said = f"the step: a has {many} in this window, b has {len(b.backwards)}"
         both = []
-    for number, (one, other) in enumerate(both, 1):
-        off = _relative(pair.distances(one, other))
+    for number, events in enumerate(both, 1):
+        off = _whole(pair.distances(*events)).at_least
         if not off <= rounding:
             said = (
                 f"backward {number} of the window: what a adds is off by {percent(off)}"
             )
-            return Parting(pair.a.ledger[one], pair.b.ledger[other], said)
-    return Parting(pair.a.ledger[a.step], pair.b.ledger[b.step], said)
+            at = events
+            break
+    return Parting(pair.a[at[0]], pair.b[at[1]], said)
 
 
 # --- words ------------------------------------------------------------------------------------
