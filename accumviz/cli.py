@@ -120,9 +120,9 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print the report as JSON")
     check.add_argument(
         "--format",
-        choices=("text", "json", "github", "sarif"),
+        choices=("text", "json", "github"),
         default="text",
-        help="print it as text, as JSON, as annotations of GitHub's workflows, or as SARIF",
+        help="print it as text, as JSON, or as annotations of GitHub's workflows",
     )
     _add_fail_on(check)
     _add_rules(check)
@@ -171,13 +171,8 @@ def _parser() -> argparse.ArgumentParser:
         "train.ledger --to csv --out train.csv",
     )
     _add_ledgers(export)
-    formats = ("csv", "json", "tensorboard")
-    export.add_argument("--to", required=True, choices=formats)
-    _add_file(
-        export,
-        "--out",
-        "write to a file that is not there yet (of tensorboard, a folder)",
-    )
+    export.add_argument("--to", required=True, choices=("csv", "json"))
+    _add_file(export, "--out", "write to a file that is not there yet")
     return parser
 
 
@@ -382,8 +377,6 @@ def _written(report: Report, form: str, files: list[Path]) -> str:
             return report.to_json()
         case "github":
             return reports.github(report)
-        case "sarif":
-            return reports.sarif(report)
     return f"{report}\n\n{_next(files)}"
 
 
@@ -437,17 +430,6 @@ def _export(options: Any) -> None:
     from accumviz import export
 
     ledger, out = _together(_load_ranks(options.files)), options.out
-    if options.to == "tensorboard":
-        if out is None:
-            _fail(
-                "export --to tensorboard writes a folder; name it with --out, for instance --out runs/train"
-            )
-        try:
-            with _writing_to(out):
-                export.to_tensorboard(ledger, out)
-        except ImportError as error:
-            _fail(error)
-        return
     write = getattr(export, f"to_{options.to}")
     if out is None:
         with _writing_to_stdout():

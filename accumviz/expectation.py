@@ -78,7 +78,6 @@ def expect(
     *objects: Any,
     accumulates: int | None = None,
     complete: bool = False,
-    syncs_per_window: int | None = None,
     steps: int | None = None,
     fail_on: str | None = "error",
     allow_unjudged: bool = False,
@@ -92,10 +91,9 @@ def expect(
     fewer in the last window of an epoch (where a loader ended) or of the recording.
     `complete=True`: the shares of every step add up to 1; with several losses, to the same sum in
     every step; a constant inside a mean, as in half a mean square, counts or does not, whichever
-    makes them 1. `syncs_per_window`: so many backwards, or reductions by hand, between two steps
-    exchange gradients between processes. `steps`: the optimizers step so often. `fail_on` is the
-    severity of findings that fail it: `"error"`, `"warning"`, or None for no finding at all. `ignore`
-    names rules whose findings fail nothing, as for `check`.
+    makes them 1. `steps`: the optimizers step so often. `fail_on` is the severity of findings that fail
+    it: `"error"`, `"warning"`, or None for no finding at all. `ignore` names rules whose findings fail
+    nothing, as for `check`.
 
     Raises `AssertionError` with the text of the report, at the end of the block; also where nothing was
     recorded, or not everything could be judged, unless `allow_unjudged=True`. An exception of the block
@@ -118,20 +116,14 @@ def expect(
     wanted = {
         "accumulates": accumulates,
         "complete": complete,
-        "syncs_per_window": syncs_per_window,
         "steps": steps,
     }
-    for name, said, least in (
-        ("accumulates", "how many backwards each step consumes", 1),
-        (
-            "syncs_per_window",
-            "how many backwards between two steps exchange gradients",
-            0,
-        ),
-        ("steps", "how often the optimizers step", 1),
+    for name, said in (
+        ("accumulates", "how many backwards each step consumes"),
+        ("steps", "how often the optimizers step"),
     ):
         if wanted[name] is not None:
-            wanted[name] = arguments.whole(name, wanted[name], said, least=least)
+            wanted[name] = arguments.whole(name, wanted[name], said, least=1)
     arguments.flag("complete", complete)
     arguments.flag("allow_unjudged", allow_unjudged)
     if fail_on not in _FAIL_ON:
@@ -147,7 +139,6 @@ def _unmet(
     ledger: Ledger,
     accumulates: int | None,
     complete: bool,
-    syncs_per_window: int | None,
     steps: int | None,
 ) -> Iterator[str]:
     """Yield what was expected and is not so."""
@@ -158,12 +149,6 @@ def _unmet(
         yield from _first(_other_lengths(ledger, windows, accumulates))
     if complete:
         yield from _first(_incomplete(ledger))
-    if syncs_per_window is not None:
-        yield from _first(
-            f"gradients are exchanged {many} times before the step at event {step}, expected {syncs_per_window}"
-            for step, many in _syncs(ledger)
-            if many != syncs_per_window
-        )
 
 
 def _first(said: Iterable[str]) -> Iterator[str]:
@@ -221,18 +206,3 @@ def _other_sum(analysis: LedgerAnalysis, share: WindowShare, right: float) -> st
     if share.adds_up_to(right):
         return ""
     return f"add up to {in_words(share.total)}, expected {in_words(right)}"
-
-
-def _syncs(ledger: Ledger) -> Iterator[tuple[int, int]]:
-    """Yield each step, and how often gradients were exchanged before it: backwards that do, reductions by hand."""
-    exchanges: set[int] = set()
-    backward = -1
-    for event in ledger:
-        if event.kind == "backward":
-            backward = event.index
-        elif event.kind == "sync":
-            # The all-reduces inside one backward are one exchange.
-            exchanges.add(backward if event.within == "backward" else event.index)
-        elif event.kind == "step":
-            yield event.index, len(exchanges)
-            exchanges.clear()

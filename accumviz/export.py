@@ -1,19 +1,15 @@
-"""Export a ledger: CSV, pandas, JSON, TensorBoard's events."""
+"""Export a ledger: CSV and JSON."""
 
 from __future__ import annotations
 
 import csv
 import json
 import math
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-from accumviz import needs
 from accumviz.checks.report import plain
 from accumviz.ledger.events import Event
 from accumviz.ledger.ledger import COLUMNS, OF_EVENT, Ledger, rows
@@ -96,75 +92,3 @@ def _without_nan(scalars: dict[str, float]) -> dict[str, float]:
 
 def _dumps(value: Any) -> str:
     return json.dumps(plain(value), allow_nan=False, default=str)
-
-
-def to_tensorboard(ledger: Ledger, folder: Path) -> None:
-    """Write the scalars of each step as the events that TensorBoard shows; steps are counted for each optimizer.
-
-    The scalars are `learning rate`, `gradient norm` of an optimizer and of each of its parameters, `sum of
-    shares` of each objective where they are known. Raises `ImportError`, with the command that installs it, when
-    tensorboard is missing.
-    """
-    try:
-        from tensorboard.compat.proto.event_pb2 import Event as Entry
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    except ModuleNotFoundError as missing:
-        raise needs.explained(missing, "export --to tensorboard") from missing
-    folder.mkdir(parents=True, exist_ok=True)
-    writer = EventFileWriter(str(folder))
-    try:
-        for time, step, scalars in _scalars(ledger):
-            summary = Summary()
-            for tag, value in scalars.items():
-                summary.value.add(tag=tag, simple_value=value)
-            writer.add_event(Entry(wall_time=time, step=step, summary=summary))
-    finally:
-        writer.close()
-
-
-def _scalars(ledger: Ledger) -> Iterator[tuple[float, int, dict[str, float]]]:
-    """Yield for each step that changed weights its time, its number among its optimizer's, and its scalars."""
-    counts: Counter[int] = Counter()
-    names = dict(enumerate(ledger.meta.get("optimizers", ())))
-    for event in ledger.of("step"):
-        if event.skipped:
-            continue
-        optimizer = int(event.details.get("optimizer_index", 0))
-        name = names.get(optimizer, f"optimizer {optimizer}")
-        scalars = _norms(ledger, event.index, optimizer, name)
-        scalars |= _rates(event, name)
-        scalars |= _sums_of_shares(ledger, event)
-        yield event.time, counts[optimizer], _without_nan(scalars)
-        counts[optimizer] += 1
-
-
-def _rates(step: Event, name: str) -> dict[str, float]:
-    """Return the learning rate of each group of an optimizer."""
-    rates = {}
-    for group, rate in enumerate(step.details.get("lr", ())):
-        tag = f"learning rate/{name}"
-        if group:
-            tag += f"/group {group}"
-        rates[tag] = float(rate)
-    return rates
-
-
-def _sums_of_shares(ledger: Ledger, step: Event) -> dict[str, float]:
-    """Return the sum of the shares of each objective in a step."""
-    sums: dict[str, float] = {}
-    for row in ledger.shares().of(step.index):
-        tag = f"sum of shares/{row.objective}"
-        sums[tag] = sums.get(tag, 0.0) + row.share
-    return sums
-
-
-def _norms(ledger: Ledger, step: int, optimizer: int, name: str) -> dict[str, float]:
-    """Return the norm of an optimizer's gradient, and of each parameter's."""
-    norms = {}
-    for p, parameter in enumerate(ledger.parameters):
-        norm = float(ledger.grad[step, p])
-        if optimizer in parameter.optimizers and not math.isnan(norm):
-            norms[f"gradient norm of {name}/{parameter.name}"] = norm
-    whole = math.hypot(*norms.values())
-    return {f"gradient norm/{name}": whole, **norms}

@@ -15,7 +15,6 @@ _EXTRAS = {
     "anywidget": "notebook",
     "traitlets": "notebook",
     "cloudpickle": "book",
-    "tensorboard": "tensorboard",
 }
 
 

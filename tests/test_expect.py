@@ -59,11 +59,6 @@ def test_a_loop_that_does_what_is_expected_passes() -> None:
             "the shares of the step at event 8 add up to 0.5, expected 1",
         ),
         ({"steps": 3}, {}, "2 steps, expected 3"),
-        (
-            {"syncs_per_window": 1},
-            {},
-            "gradients are exchanged 0 times before the step at event 4, expected 1 (and so 1 more)",
-        ),
         ({}, {"batches": 6, "flush": True}, "partial-window-underscaled"),
     ],
 )
@@ -132,27 +127,6 @@ def test_an_exception_of_the_block_passes_through_unchanged() -> None:
         raise error
     assert raised.value is error
     assert raised.value.__context__ is None
-
-
-def test_gradients_are_exchanged_once_in_a_window() -> None:
-    def ranked(every: bool) -> str:
-        model = nn.parallel.DistributedDataParallel(made()[0])
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        try:
-            with av.expect(model, optimizer, accumulates=2, syncs_per_window=1):
-                for i in range(4):
-                    model.require_backward_grad_sync = every or i % 2 == 1
-                    (model(torch.randn(2, 3)).square().mean() / 2).backward()
-                    if i % 2:
-                        optimizer.step()
-                        optimizer.zero_grad()
-        except AssertionError as failed:
-            return str(failed)
-        return ""
-
-    for once, every in av.distribute(lambda: (ranked(False), ranked(True)), ranks=2).returned:
-        assert once == ""
-        assert "exchanged 2 times before the step at event 4" in every
 
 
 @pytest.mark.parametrize(
