@@ -626,7 +626,7 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
         yield from _differing_sums(optimizer)
     for shares in analysis.objectives.values():
         yield from _constant_sum(analysis, _several(shares))
-        yield from _factor_of_ranks(analysis, shares)
+        yield from _single_factor(analysis, shares)
 
 
 def _differing_sums(optimizer: OptimizerHistory) -> Conditions:
@@ -658,13 +658,19 @@ def _constant_sum(analysis: LedgerAnalysis, shares: WindowShares) -> Conditions:
     yield said, share.backwards[0]
 
 
-def _factor_of_ranks(analysis: LedgerAnalysis, shares: WindowShares) -> Conditions:
-    """Name the factor of losses with a step each, where it is the number of ranks: their average divides by it."""
+def _single_factor(analysis: LedgerAnalysis, shares: WindowShares) -> Conditions:
+    """Name the factor of losses with a step each: the number of ranks, or what they were divided by."""
+    if _several(shares) or not _have_one_sum(shares):
+        return
+    share = shares[0]
     ranks = number(analysis.ledger.meta.get("ranks"))
-    single = not _several(shares) and _have_one_sum(shares)
-    if single and ranks > 1 and is_close(shares[0].total, ranks):
+    by = _divisor(share) if share.mean and share.total < 1 else 0
+    if ranks > 1 and is_close(share.total, ranks):
         said = f"a loss that is multiplied by {ranks:g}, the number of ranks, is meant"
-        yield said, shares[0].backwards[0]
+        yield said, share.backwards[0]
+    elif by > 1:
+        said = f"a loss that is divided by {by} is meant, with a step for each"
+        yield said, share.backwards[0]
 
 
 def _have_one_sum(shares: WindowShares) -> bool:
