@@ -505,7 +505,8 @@ def test_a_divisor_below_the_length_of_the_windows_is_a_warning_and_one_far_abov
 
 def test_a_loss_divided_for_a_window_but_stepped_at_once_is_a_condition() -> None:
     report = av.check(played("4sz" * 3, said=True).ledger)
-    assert report.healthy and report.condition == "a loss that is divided by 4 is meant, with a step for each (train.py:10)"
+    assert report.healthy
+    assert report.condition == "a loss that is divided by 4 is meant, with a step for each (train.py:10)"
     assert av.check(played("1sz" * 3, said=True).ledger).condition == ""
 
 
