@@ -423,6 +423,8 @@ def test_what_is_ignored_is_counted_and_leaves_a_condition(
     report = json.loads(said(capsys, "check", "--json", *options, file)[1])
     assert report["findings"] == []
     assert [finding["rule"] for finding in report["ignored"]] == [NAMED]
+    (run,) = json.loads(said(capsys, "check", "--format", "sarif", *options, file)[1])["runs"]
+    assert [result["suppressions"] for result in run["results"]] == [[{"kind": "external"}]]
     assert (ignored in av.check(av.load(file)).to_html()) == bool(comment)
 
 
@@ -506,6 +508,7 @@ COMMANDS = (
     "check --fail-on error",
     "check --json",
     "check --format github",
+    "check --format sarif",
     "export --to csv",
     "export --to json",
     "view --no-open",

@@ -422,3 +422,35 @@ def _escaped(text: str) -> str:
 
 def _property(text: str) -> str:
     return _escaped(literal(text)).replace(":", "%3A").replace(",", "%2C")
+
+
+def sarif(report: Report) -> str:
+    """Return a report in the format that code scanners read, SARIF 2.1.0."""
+    rules = dict.fromkeys(each.rule for each in (*report.findings, *report.ignored))
+    driver = {
+        "name": "accumviz",
+        "rules": [{"id": rule} for rule in rules],
+    }
+    results = [_result(finding) for finding in report.findings]
+    for finding in report.ignored:
+        results.append(_result(finding) | {"suppressions": [{"kind": "external"}]})
+    whole = {
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }
+    return json.dumps(whole)
+
+
+def _result(finding: Finding) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "ruleId": finding.rule,
+        "level": finding.severity,
+        "message": {"text": _message(finding)},
+    }
+    if finding.file and finding.line:
+        place = {
+            "artifactLocation": {"uri": finding.file},
+            "region": {"startLine": finding.line},
+        }
+        result["locations"] = [{"physicalLocation": place}]
+    return result
