@@ -207,6 +207,25 @@ def test_a_header_that_is_no_json_object_is_refused(text: bytes, length: int | N
         av.load(tmp_path / "x.ledger")
 
 
+@pytest.mark.parametrize(
+    "contents",
+    [
+        pytest.param(raw({"meta": {}, "arrays": [["x", "|u1", [1 << 28]]]}, bytes(1 << 28)), id="zeros"),
+        pytest.param(struct.pack("<I", 36_000_014) + b'{"meta":{},"x":[' + b"{}," * 12_000_000, id="nothings"),
+    ],
+)
+def test_a_small_file_that_unpacks_to_much_is_refused_before_it_does(contents: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.ledger").write_bytes(MAGIC + chunk_of(contents))
+    del contents
+    tracemalloc.start()
+    try:
+        with pytest.raises(LedgerFileError, match="takes more memory than a file of this size may"):
+            av.load(tmp_path / "x.ledger")
+        assert tracemalloc.get_traced_memory()[1] < 3 * (1 << 28)
+    finally:
+        tracemalloc.stop()
+
+
 def test_arrays_that_would_need_pickle_are_not_written(tmp_path: Path) -> None:
     with closing(Writer(tmp_path / "x")) as writer, pytest.raises(TypeError, match="array of references"):
         writer.append({}, {"a": np.array([object()])})

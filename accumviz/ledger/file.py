@@ -31,6 +31,10 @@ _FRAME = struct.Struct("<II")
 _HEADER_SIZE = struct.Struct("<I")
 # Bytes of arrays in one chunk of a saved ledger: reading it holds two of them.
 _CHUNK_BYTES = 4 << 20
+# A file is unpacked to so many bytes, or to so many times its own: a few bytes of zlib stand for thousands.
+_ROOM, _TIMES = 1 << 28, 64
+# JSON takes about so many times the bytes of its text once it is parsed.
+_PARSED = 8
 
 # What a chunk says, and its arrays by name.
 Chunk = tuple[dict[str, Any], dict[str, ndarray]]
@@ -72,10 +76,14 @@ def pack(header: dict[str, Any], arrays: dict[str, ndarray]) -> bytes:
     return _FRAME.pack(len(body), zlib.crc32(body)) + body
 
 
-def unpack(body: bytes) -> Chunk:
-    """Return the header and the arrays of a chunk."""
-    raw = memoryview(zlib.decompress(body))
+def unpack(body: bytes, room: int) -> tuple[Chunk, int]:
+    """Return the header and the arrays of a chunk, and how many of so many bytes they take."""
+    inflater = zlib.decompressobj()
+    raw = memoryview(inflater.decompress(body, room))
     (size,) = _HEADER_SIZE.unpack_from(raw)
+    taken = len(raw) + _PARSED * size
+    if not inflater.eof or taken > room:
+        raise ValueError("it takes more memory than a file of this size may")
     end = _HEADER_SIZE.size + size
     whole = json.loads(bytes(raw[_HEADER_SIZE.size : end]))
     arrays = {}
@@ -88,7 +96,7 @@ def unpack(body: bytes) -> Chunk:
         values = np.array(planes.T, order="C")
         # NumPy refuses to see objects in bytes: an array of those could run code.
         arrays[name] = values.view(element).reshape(shape)
-    return whole["meta"], arrays
+    return (whole["meta"], arrays), taken
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -133,11 +141,13 @@ class Reader:
             ) from error
 
     def _chunks(self, file: BinaryIO) -> Iterator[Chunk]:
+        room = max(_ROOM, _TIMES * os.fstat(file.fileno()).st_size)
         for number, (position, body, checksum) in enumerate(_frames(file), 1):
             try:
                 if zlib.crc32(body) != checksum:
                     raise ValueError("its checksum does not match")
-                header, arrays = unpack(body)
+                (header, arrays), taken = unpack(body, room)
+                room -= taken
             except _WRONG as error:
                 if self.repair:
                     return
