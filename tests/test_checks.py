@@ -1069,6 +1069,18 @@ def test_healthy_windows_say_once_what_is_not_seen() -> None:
         assert repr(report).count("Not seen: an EMA, a teacher") == report.to_html().count("Not seen: an EMA") == said
 
 
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ("4444sz" * 3, ">Healthy: check finds no mistake."),
+        ("1111sz" * 3, ">1 mistake: loss-not-divided."),
+        ("4444", ">No verdict: no optimizer stepped"),
+    ],
+)
+def test_a_reports_page_begins_with_what_it_comes_to(events: str, said: str) -> None:
+    assert said in av.check(played(events, said=True).ledger).to_html()
+
+
 def test_a_report_carries_no_text_that_a_page_would_run() -> None:
     play = windows(4, 4, factor=1.0).renamed(loss="<script>x</script>\x1b[2J")
     report = av.check(play.ledger)
