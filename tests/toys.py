@@ -43,6 +43,23 @@ def run(ledger: Ledger, graphs: dict[int, Graph]) -> Any:
     return SimpleNamespace(ledger=ledger, graphs=graphs)
 
 
+def window(
+    parts: list[float], *, after: float | None = None, zero: int = 0, code: str = CODE, label: str = "loss"
+) -> Ledger:
+    """Backwards of these contributions, and a step: as `code` has them, on the line of `backward` and on the next one.
+
+    With `after`, the weight is 1 at first, and that after the step; with `zero`, a zeroing is on that line.
+    """
+    place: dict[str, Any] = {"file": "a.py", "line": code[: code.index("backward()")].count("\n") + 1}
+    rows = [backward(part, sum(parts[: n + 1]), label=label, **place) for n, part in enumerate(parts)]
+    rows.append(place | {"kind": "step", "line": place["line"] + 1, "grad": {"w": sum(parts)}})
+    if after is not None:
+        rows[0]["weights"], rows[-1]["weights"] = {"w": 1.0}, {"w": after}
+    if zero:
+        rows.append(place | {"kind": "zero_grad", "line": zero})
+    return Ledger.build([W], rows, sources={"a.py": code})
+
+
 def chain(grad: float = -16.0, **meta: Any) -> Graph:
     kept = (Saved("_saved_self", (1,), "float32", 4, 1),)
     return Graph(

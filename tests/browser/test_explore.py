@@ -11,10 +11,10 @@ import pytest
 from accumviz.book.explore import Explorer, explore
 from accumviz.ledger.ledger import Ledger, Parameter
 from tests.browser.frames import drawn
+from tests.toys import CODE, window
 
 Open = Callable[..., Any]
 Show = Callable[..., Any]
-CODE = "for sample in x:\n    loss = f(sample)\n    loss.backward()\noptimizer.step()\n"
 EVIL = '</script><script>window.ran=1</script><img src=x onerror="window.ran=2">\u202e'
 
 
@@ -22,18 +22,8 @@ def experiment(way: str, k: int, divide: bool) -> tuple[Ledger, dict[str, float]
     """A window of k backwards of 1 (or 1/k), and a step; one choice raises, one way rounds, one tells of evil."""
     if k == 8 and not divide:
         raise ValueError(f"too large {EVIL}")
-    part, rows = (1 / k if divide else 1.0), []
-    slip = 1 + 1e-7 * (way == "rounded")
-    for i in range(k):
-        added = {"w": part * slip}
-        rows.append(
-            {"kind": "backward", "label": way, "line": 3, "contribution": added, "grad": {"w": added["w"] * (i + 1)}}
-        )
-    rows.append({"kind": "step", "line": 4, "grad": {"w": part * k * slip}})
-    for row in rows:
-        row["file"] = "a.py"
-    ledger = Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows, sources={"a.py": CODE})
-    return ledger, {"weight": 1 - 0.01 * part * k}
+    part = (1 / k if divide else 1.0) * (1 + 1e-7 * (way == "rounded"))
+    return window([part] * k, label=way), {"weight": 1 - 0.01 * part * k}
 
 
 def make(**changes: Any) -> Explorer:

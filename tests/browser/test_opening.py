@@ -17,7 +17,7 @@ from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.player import Player
 from tests.browser.frames import drawn, stopped
 from tests.conftest import ROOT
-from tests.toys import CODE, ROWS, W, chain
+from tests.toys import CODE, ROWS, W, chain, window
 
 WALKED = Ledger.build(
     [W],
@@ -39,17 +39,8 @@ def runs(**more: Any) -> Explorer:
     """A whole batch, two halves of it, and two halves that nobody divided."""
 
     def one(parts: list[float], line: str) -> Ledger:
-        rows: list[dict[str, Any]] = []
-        for i, part in enumerate(parts):
-            grad = sum(parts[: i + 1])
-            rows.append({"kind": "backward", "line": 2, "contribution": {"w": part}, "grad": {"w": grad}})
-        rows.append({"kind": "step", "line": 3, "grad": {"w": sum(parts)}, "weights": {"w": 1 - 0.01 * sum(parts)}})
-        rows.append({"kind": "zero_grad", "line": 4})
-        rows[0]["weights"] = {"w": 1.0}
         source = f"for x in data:\n    {line}\noptimizer.step()\noptimizer.zero_grad()\n"
-        return Ledger.build(
-            [Parameter("w", (1,), optimizers=(0,))], [row | {"file": "a.py"} for row in rows], sources={"a.py": source}
-        )
+        return window(parts, after=1 - 0.01 * sum(parts), zero=4, code=source, label="")
 
     return explore(
         {

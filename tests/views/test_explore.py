@@ -19,21 +19,14 @@ from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.recorder.record import record
 from accumviz.views import payload
+from tests.toys import window
 
-CODE = "for sample in x:\n    loss = f(sample)\n    loss.backward()\noptimizer.step()\n"
 EVIL = '</script><script>window.ran=1</script><img src=x onerror="window.ran=2">'
 
 
 def toy(k: int, divide: bool = True) -> Ledger:
     """A window of k backwards of 1 (or 1/k), and a step."""
-    part, rows = (1 / k if divide else 1.0), []
-    for i in range(k):
-        grad = {"w": part * (i + 1)}
-        rows.append({"kind": "backward", "label": "loss", "line": 3, "contribution": {"w": part}, "grad": grad})
-    rows.append({"kind": "step", "line": 4, "grad": {"w": part * k}})
-    for row in rows:
-        row["file"] = "a.py"
-    return Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows, sources={"a.py": CODE})
+    return window([1 / k if divide else 1.0] * k)
 
 
 def shown(explorer: Explorer) -> dict[str, Any]:

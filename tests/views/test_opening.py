@@ -5,22 +5,14 @@ from __future__ import annotations
 import pytest
 
 from accumviz.book.opening import DIVIDED, UNDIVIDED, WHOLE, Opening
-from accumviz.ledger.ledger import Ledger, Parameter
+from accumviz.ledger.ledger import Ledger
+from tests.toys import window
 
 CODE = "for x in data:\n    (f(x) / divisor).backward()\nopt.step()\nopt.zero_grad()\n"
 
 
 def run(parts: list[float], after: float) -> Ledger:
-    place = {"file": "a.py"}
-    rows = []
-    held = 0.0
-    for part in parts:
-        held += part
-        rows.append(place | {"kind": "backward", "line": 2, "contribution": {"w": part}, "grad": {"w": held}})
-    rows[0]["weights"] = {"w": 1.0}
-    rows.append(place | {"kind": "step", "line": 3, "grad": {"w": held}, "weights": {"w": after}})
-    rows.append(place | {"kind": "zero_grad", "line": 4})
-    return Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows, sources={"a.py": CODE})
+    return window(parts, after=after, zero=4, code=CODE)
 
 
 def made() -> Opening:
