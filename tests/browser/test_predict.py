@@ -394,25 +394,9 @@ def test_what_is_heard_names_the_question_and_the_verdict(show: Show) -> None:
     assert set(controls.evaluate_all("all => all.map(one => one.dataset.lmSuppressShortcuts)")) == {"true"}
 
 
-PAINTED = """(one, ground) => {
-    const canvas = document.createElement('canvas').getContext('2d');
-    for (const color of [ground, getComputedStyle(one).color]) {
-        canvas.fillStyle = color;
-        canvas.fillRect(0, 0, 1, 1);
-    }
-    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
-}"""
-
-
-def luminance(painted: list[int]) -> float:
-    parts = [part / 255 for part in painted]
-    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
 @pytest.mark.parametrize("state", ["asked", "wrong", "skipped"])
-def test_it_fits_and_is_readable_in_light_and_dark(show: Show, mode: str, state: str) -> None:
-    watched = show(SUM, PLACE, mode=mode)
+def test_it_fits_in_each_state(show: Show, state: str) -> None:
+    watched = show(SUM, PLACE)
     page = watched.page
     if state == "skipped":
         for fold in page.get_by_text("Show me").all():
@@ -425,16 +409,9 @@ def test_it_fits_and_is_readable_in_light_and_dark(show: Show, mode: str, state:
             Asked(page, 1).root.get_by_label(chosen).check()
             Asked(page, 1).root.get_by_role("button", name="Check").click()
     page.wait_for_selector(f".av-predict[data-av-state={state}]")
-    ground = "#121212" if mode == "dark" else "#ffffff"
     for width in (375, 1000):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
-        words = page.locator(".av-predict :is(p, b, label, button, summary, td, th):visible:not(.av-shown *)")
-        for said, painted in words.evaluate_all(
-            f"(all, ground) => all.map(one => [one.innerText, ({PAINTED})(one, ground)])", ground
-        ):
-            low, high = sorted((luminance(painted), 0.006 if mode == "dark" else 1.0))
-            assert (high + 0.05) / (low + 0.05) >= 4.5, said
     assert watched.complaints == []
 
 
