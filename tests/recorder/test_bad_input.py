@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -20,10 +17,7 @@ from torch import nn
 
 import accumviz as av
 from accumviz.ledger.ledger import CONTRIBUTED
-from tests.recorder.loops import Refusing, kinds, leaf
-
-OURS = str(Path(av.__file__).parent / "recorder") + os.sep
-
+from tests.recorder.loops import Refusing, kinds, leaf, raised_inside
 
 # --- what is passed to record ---------------------------------------------------------------------
 
@@ -261,15 +255,11 @@ def test_a_key_that_is_pressed_inside_ours_is_the_users_and_leaves_the_door_open
         "zero_grad": lambda: optimizer.zero_grad(),
     }
 
-    def press(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and all(one and one.f_code.co_filename.startswith(OURS) for one in (frame, frame.f_back)):
-            raise KeyboardInterrupt
-
     for pressed in (True, False):
         with av.record(w, optimizer) as recording:
             for kind, act in actions.items():
                 with contextlib.suppress(KeyboardInterrupt):
-                    sys.setprofile(press if pressed and kind == pressed_in else None)
+                    sys.setprofile(raised_inside(KeyboardInterrupt) if pressed and kind == pressed_in else None)
                     act()
                 sys.setprofile(None)
     assert kinds(recording.ledger) == [*actions]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import sys
 import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -22,8 +20,7 @@ from torch.distributed.fsdp import fully_shard
 import accumviz as av
 from accumviz.recorder import patches
 from accumviz.recorder.recording import Recording
-
-OURS = str(Path(av.__file__).parent / "recorder") + os.sep
+from tests.recorder.loops import raised_inside
 
 
 class Local:
@@ -32,12 +29,6 @@ class Local:
 
 class Fault(Exception):
     """Raised inside ours."""
-
-
-def fail_inside(frame: FrameType, event: str, _: Any) -> None:
-    """Fail in a function of ours that one of ours calls; Python then forgets this profiler."""
-    if event == "call" and all(each and each.f_code.co_filename.startswith(OURS) for each in (frame, frame.f_back)):
-        raise Fault
 
 
 def record(path: Path | None, how: str, end: str) -> tuple[Recording, list[weakref.ref[Any]]]:
@@ -53,7 +44,7 @@ def record(path: Path | None, how: str, end: str) -> tuple[Recording, list[weakr
         warnings.simplefilter("ignore", RuntimeWarning)
         for step in range(3):
             loss = model(torch.ones(2, 30)).square().mean()
-            sys.setprofile(fail_inside if end == "failed inside" and step == 1 else None)
+            sys.setprofile(raised_inside(Fault) if end == "failed inside" and step == 1 else None)
             loss.backward(retain_graph=step == 1)
             sys.setprofile(None)
             if end == "left by an exception":
