@@ -309,8 +309,10 @@ def gradient_applied_twice(optimizer: OptimizerHistory) -> Findings:
 
 
 def _brings_something_new(optimizer: OptimizerHistory) -> np.ndarray:
-    """Mark what an optimizer reads in steps that read something for the first time of all."""
-    first = np.min([other.first_use for other in optimizer.optimizers], axis=0)
+    """Mark what an optimizer reads in steps that read something first, of those that have the same parameters."""
+    mine = set(optimizer.columns)
+    uses = [o.first_use for o in optimizer.optimizers if not mine.isdisjoint(o.columns)]
+    first = np.min(uses, axis=0)
     new = first[optimizer.read] == optimizer.read_step
     return np.isin(optimizer.read_step, optimizer.read_step[new])
 

@@ -549,6 +549,20 @@ def one_autocast_around_the_whole_loop(record):
                 optimizer.zero_grad()
 
 
+def one_of_two_optimizers_never_zeroed(record):
+    """Both learn from each loss, and the other one steps first."""
+    image, text = nn.Linear(8, 5), nn.Linear(8, 5)
+    of_image, of_text = (torch.optim.AdamW(each.parameters()) for each in (image, text))
+    with record(image, text, of_image, of_text):
+        for i, (x, y) in enumerate(batches(*[2] * 16)):
+            (F.cross_entropy(image(x) + text(x), y) / 4).backward()
+            if i % 4 == 3:
+                of_image.step()
+                of_text.step()  # finding: missing-zero-grad
+                of_image.zero_grad()
+                # right: of_text.zero_grad()
+
+
 def one_of_two_optimizers_zeroed_between_the_backward_and_its_step_which_the_other_uses(record):
     model, optimizer = trained()
     with record(model, optimizer):
