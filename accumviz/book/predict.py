@@ -261,7 +261,7 @@ def _answer_html(prediction: Prediction) -> str:
         rows += f'<tr><th scope="row">{_veiled(_text(value))}</th><td>{_veiled(text)}</td></tr>'
     if not rows:
         return answer
-    head = '<tr><th scope="col">Another answer</th><th scope="col">What lies behind it</th></tr>'
+    head = '<tr><th scope="col">If you said …</th><th scope="col">Why not</th></tr>'
     return f'{answer}<table class="av-others"><thead>{head}</thead><tbody>{rows}</tbody></table>'
 
 
