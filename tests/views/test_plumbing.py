@@ -72,7 +72,7 @@ def test_each_setting_shows_the_training_that_consumes_its_leaks(picture: Plumbi
     leaks = [picture.game(taps) for taps in SETTINGS]
     assert leaks == [(not (zero or freeze), not detach) for zero, freeze, detach in SETTINGS]
     assert picture.sentence(OFF) == (
-        "g_loss leaks into D, d_loss leaks into G: by round 600, samples fill 0 of the 8 circles."
+        "g_loss leaks into D, d_loss leaks into G: after 600 rounds, samples fill 0 of the 8 circles."
     )
 
 
@@ -80,5 +80,5 @@ def test_without_scripts_a_drawing_and_sentences_say_the_same(picture: Plumbing)
     text = picture.to_html().partition("<script")[0]
     assert picture.sentence(OFF) in text
     assert 'stroke-width="3.5"' in text and 'style="transform:scaleY(0.25)"' in text
-    assert "<li>With zero, detach: No leak: by round 600, samples fill 8 of the 8 circles.</li>" in text
-    assert "<li>With freeze: d_loss leaks into G: by round 600, samples fill 3 to 4 of the 8 circles.</li>" in text
+    assert "<li>With zero, detach: No leak: after 600 rounds, samples fill 8 of the 8 circles.</li>" in text
+    assert "<li>With freeze: d_loss leaks into G: after 600 rounds, samples fill 3 to 4 of the 8 circles.</li>" in text
