@@ -80,7 +80,7 @@ class Opening(Picture):
         added = ledger.values(0, "contribution")[:, 0].tolist()
         grads = ledger.values(0)[:, 0].tolist()
         moved = ledger.weights(0)[:, 0].tolist()
-        here = _path(ledger)[0]
+        here = weights.path(ledger).values[0]
         parts: list[float] = []
         for e, event in enumerate(ledger):
             if event.kind == "backward":
@@ -97,7 +97,7 @@ class Opening(Picture):
 
     def _losses(self, ledger: Ledger) -> tuple[float, float]:
         """Return the loss before the first step and after the last one."""
-        first, *_, last = _path(ledger)
+        first, *_, last = weights.path(ledger).values
         return float(self.loss(first)), float(self.loss(last))
 
     def to_html(self) -> str:
@@ -135,8 +135,3 @@ def opening(
         for way in WAYS:
             runs[rate, way] = recorded(experiment(way, rate), "opening")
     return Opening(runs, **about)
-
-
-def _path(ledger: Ledger) -> list[float]:
-    points: list[float] = weights.path(ledger).points[:, 0].tolist()
-    return points

@@ -1,4 +1,4 @@
-"""Draw the path of one or two weights: over the curve of the loss, in their plane, or from step to step."""
+"""Draw the path of a single weight: over the curve of the loss, or from step to step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from accumviz.views.words import shorten
 
 Loss = Callable[[float], Any]
 Range = tuple[float, float]
-Names = tuple[str, ...]
 Element = list[Any]
 # The picture, in its own units, and the room in it for the path.
 WIDTH = 320
@@ -37,36 +36,25 @@ _LONG = 2.0
 
 
 class WeightPath(NamedTuple):
-    """The way of the weights: the elements' names, the events after which they were so, and points × elements.
+    """The way of a weight: its name, the events after which it was so (-1: before the first), and what it was."""
 
-    The event before the first is -1.
-    """
-
-    names: Names = ()
+    name: str = ""
     events: Sequence[int] = ()
-    points: ndarray = np.zeros((0, 0))
+    values: Sequence[float] = ()
 
 
 def path(ledger: Ledger) -> WeightPath:
-    """Return the path of the weights: nothing for more than two elements, or for some that were not kept."""
-    parameters = ledger.parameters
-    names: list[str] = []
-    kept = []
-    for p, parameter in enumerate(parameters):
-        name = literal(parameter.name)
-        names += [name] if parameter.numel == 1 else [f"{name}[0]", f"{name}[1]"]
-        kept.append(ledger.weights(p))
-    size = sum(parameter.numel for parameter in parameters)
+    """Return the path of the weight: nothing for more than one element, or for one that was not kept."""
     steps = [event.index for event in ledger.of("step")]
-    were_kept = all(one.size for one in kept)
-    if not steps or size not in (1, 2) or not were_kept:
+    sizes = [parameter.numel for parameter in ledger.parameters]
+    if not steps or sizes != [1] or not ledger.weights(0).size:
         return WeightPath()
-    points = np.concatenate(kept, axis=1)
-    is_unknown = np.isnan(points).all(axis=1)
-    earlier = np.flatnonzero(~is_unknown[: steps[0]])
+    values = ledger.weights(0)[:, 0]
+    earlier = np.flatnonzero(~np.isnan(values[: steps[0]]))
     before = earlier[:1].tolist()
     events = [-1] * len(before) + steps
-    return WeightPath(tuple(names), events, points[before + steps])
+    name = literal(ledger.parameters[0].name)
+    return WeightPath(name, events, values[before + steps].tolist())
 
 
 def play(
@@ -78,8 +66,8 @@ def play(
     """Show code, graphs, `.grad`, weights, timeline and shares under one scrubber, with no kernel.
 
     `ledger` may be the recording, whose own graphs are shown where none are given. `graphs` holds
-    graphs of backwards, by the index of the event. Weights of one or two
-    elements are drawn on their way; `loss`, a function of a single weight, puts its curve below.
+    graphs of backwards, by the index of the event. A single weight
+    is drawn on its way; `loss`, a function of it, puts its curve below.
     Raises `TypeError` for anything else, `ValueError` for the graph of an event that is no backward.
 
     >>> play(Ledger.build([], []))
@@ -97,12 +85,11 @@ def play(
 class Field:
     """The ground on which paths are drawn: the range of each axis, and the loss where one was given.
 
-    `across` and `up` are the ranges of the two axes, and `axes` their names. `curve` draws the
+    Without a loss, `across` are steps, and `up` the weight; with one, `across` is the weight, and `curve` draws the
     loss. `runs` counts those that share the ground.
     """
 
-    names: Names
-    axes: Names
+    name: str
     across: Range
     up: Range
     loss: Loss | None = None
@@ -115,15 +102,15 @@ class Field:
         A point is the place of its event (-1: before the first), where it stands, what it says, and,
         where it lies outside, an arrow with its number.
         """
-        names, events, points = path(ledger)
-        if names != self.names:
+        name, events, values = path(ledger)
+        if name != self.name:
             return {}
         places = {event: place for place, event in enumerate(chosen)}
         places[-1] = -1
         stations = []
         for i, event in enumerate(events):
             if event in places:
-                station = self._station(i, points[i].tolist())
+                station = self._station(i, values[i])
                 stations.append([places[event], *station])
         if not stations:
             return {}
@@ -135,28 +122,20 @@ class Field:
             "p": stations,
         }
 
-    def _station(self, i: int, values: list[float]) -> list[Any]:
+    def _station(self, i: int, value: float) -> list[Any]:
         """Return where the i-th point is drawn, what it says, and its arrow if it lies beyond the edge."""
-        texts = []
-        for name, value in zip(self.names, values, strict=True):
-            text = number(value, words.WEIGHT_DIGITS)
-            texts.append(f"{shorten(name, 40)} {text}")
-        x = values[0]
-        y = values[-1]
-        arrow = ""
-        if self.loss is not None:
-            y = _at(self.loss, x)
-            if math.isfinite(x):
-                texts.append(f"loss {number(y)}")
-        elif len(values) == 1:
-            x = float(i)
+        text = f"{shorten(self.name, 40)} {number(value, words.WEIGHT_DIGITS)}"
         if self.loss is None:
-            arrow = _arrow(y, self.up, "↓↑")
-        if self.axes[0] != "step":
-            arrow = _arrow(x, self.across, "←→") or arrow
+            x, y = float(i), value
+            arrow = _arrow(value, self.up, "↓↑")
+        else:
+            x, y = value, _at(self.loss, value)
+            arrow = _arrow(value, self.across, "←→")
+            if math.isfinite(value):
+                text += f", loss {number(y)}"
         column = _place(x, self.across, _ACROSS)
         row = _place(y, self.up, _UP)
-        return [column, row, ", ".join(texts), arrow]
+        return [column, row, text, arrow]
 
     def _note(self) -> str:
         note = "Small dots: after each step."
@@ -171,7 +150,9 @@ class Field:
 
         Each is a name, its attributes, and its text if it has one.
         """
-        below, beside = self.axes
+        below, beside = "step", self.name
+        if self.loss is not None:
+            below, beside = self.name, "loss"
         elements = self._ticks()
         end = {"x": 310, "y": 189, "text-anchor": "end"}
         elements.append(["path.av-axes", {"d": "M46 10V162H310"}])
@@ -185,7 +166,7 @@ class Field:
     def _ticks(self) -> list[Element]:
         elements: list[Element] = []
         for value in _round_values(*self.across):
-            if self.axes[0] != "step" or value.is_integer():
+            if self.loss is not None or value.is_integer():
                 x = _place(value, self.across, _ACROSS)
                 text = number(value, _DIGITS)
                 elements.append(["text.av-tickx", {"x": x, "y": 176}, text])
@@ -212,38 +193,31 @@ def field(
 ) -> Field | None:
     """Return the ground for the paths of these runs; None where there is no path, or the runs have different weights.
 
-    `loss` takes a single weight and returns the loss there. The `right` ones among the runs say how
-    far it is worth looking. Raises `TypeError` for a loss that returns no number, or that is given for two weights.
+    `loss` takes the weight and returns the loss there. The `right` ones among the runs say how
+    far it is worth looking. Raises `TypeError` for a loss that returns no number.
     """
     paths = [path(ledger) for ledger in ledgers]
-    names = paths[0].names if paths else ()
-    if not names or any(one.names != names for one in paths):
+    name = paths[0].name if paths else ""
+    if not name or any(one.name != name for one in paths):
         return None
-    models = [path(ledger) for ledger in right]
-    across = _range(paths, models, 0)
-    up = _range(paths, models, len(names) - 1)
+    reached = _range(paths, [path(ledger) for ledger in right])
     runs = len(paths)
-    if loss is None and len(names) == 2:
-        return Field(names, names, across, up, runs=runs)
     if loss is None:
         longest = max(len(one.events) for one in paths)
         steps = (0.0, max(longest, 2) - 1.0)
-        return Field(names, ("step", *names), steps, up, runs=runs)
-    if len(names) == 2:
-        both = " and ".join(names)
-        raise TypeError(f"loss is given for {both}; expected one weight")
-    across = _with_valley(loss, across)
+        return Field(name, steps, reached, runs=runs)
+    across = _with_valley(loss, reached)
     heights, curve = _curve(loss, across)
-    return Field(names, (*names, "loss"), across, heights, loss, curve, runs)
+    return Field(name, across, heights, loss, curve, runs)
 
 
-def _range(paths: Sequence[WeightPath], right: Sequence[WeightPath], i: int) -> Range:
-    """Return an element's lowest and highest value; what runs away is left out, so that the others are seen."""
-    values = _finite(paths, i)
+def _range(paths: Sequence[WeightPath], right: Sequence[WeightPath]) -> Range:
+    """Return the lowest and the highest value; what runs away is left out, so that the others are seen."""
+    values = _finite(paths)
     if not values.size:
         return -1.0, 1.0
     begin = float(values[0])
-    away = np.abs(_finite(right, i) - begin)
+    away = np.abs(_finite(right) - begin)
     reach = away.max(initial=0.0)
     if reach:
         is_near = np.abs(values - begin) <= _LONG * reach
@@ -254,10 +228,9 @@ def _range(paths: Sequence[WeightPath], right: Sequence[WeightPath], i: int) -> 
     return low - margin, high + margin
 
 
-def _finite(paths: Sequence[WeightPath], i: int) -> ndarray:
-    """Return all values of an element that are finite."""
-    columns = [one.points[:, i] for one in paths]
-    values = np.concatenate([np.zeros(0), *columns])
+def _finite(paths: Sequence[WeightPath]) -> ndarray:
+    """Return all values that are finite."""
+    values = np.concatenate([np.zeros(0), *(one.values for one in paths)])
     return np.compress(np.isfinite(values), values)
 
 

@@ -37,8 +37,7 @@ Data = dict[str, Any]
 class Player(Displayed):
     """A recording one can scrub: code, graph, `.grad`, weights, timeline and shares, at one moment.
 
-    `graphs` are those of its backwards, by event; `ground` is what its weights are drawn on, where they
-    are one or two.
+    `graphs` are those of its backwards, by event; `ground` is what its weight is drawn on, where it has a single one.
     """
 
     def __init__(

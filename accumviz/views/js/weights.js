@@ -1,4 +1,4 @@
-/** The pane of weights: their way over the curve of the loss, in their plane, or from step to step. */
+/** The pane of the weight: its way over the curve of the loss, or from step to step. */
 
 /** @import { App } from "./player.js" */
 /** @import { At, Station, WeightsData } from "./types.d.ts" */
