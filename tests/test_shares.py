@@ -334,7 +334,7 @@ def test_a_gradient_halved_by_hand_has_one_story_in_shares_timeline_page_and_rep
     ledger = _edited(0.5)
     assert [row.share for row in ledger.shares()] == [0.25, 0.25]
     assert [(part.born, part.amount) for part in segments(ledger, 0, [2])[0]] == [(0, -8), (1, -2)]
-    data, _ = payload.ledger_data(ledger)
+    data = payload.ledger_data(ledger)
     assert data["lanes"]["by"] == [[-1, -1, -1, -0.5, -0.5, -0.5, -0.5]]
     assert ledger.shares().per_element.tolist() == [1 / 32, 1 / 32]
     assert "unknown" not in str(av.check(ledger))
@@ -344,7 +344,7 @@ def test_a_gradient_replaced_by_hand_is_unknown_in_shares_timeline_page_and_repo
     ledger = _edited(0.5, unknown=True)
     assert {row.unknown for row in ledger.shares()} == {UNREAD[BY_HAND]}
     assert [(part.born, part.amount) for part in segments(ledger, 0, [2])[0]] == [(-1, 10)]
-    data, _ = payload.ledger_data(ledger)
+    data = payload.ledger_data(ledger)
     assert data["lanes"]["age"][0][-1] == -1 and data["lanes"]["look"][0][-1] == "3"
     assert np.isnan(ledger.shares().share).all()
     report = av.check(ledger)

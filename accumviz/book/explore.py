@@ -26,7 +26,7 @@ from accumviz.checks.check import check
 from accumviz.ledger.ledger import Ledger, recorded
 from accumviz.show import Displayed, counted, literal, table
 from accumviz.views import style
-from accumviz.views.payload import encode, identity
+from accumviz.views.payload import encode, identity, shared
 from accumviz.views.player import Player, assets, fragment, play
 
 # More runs would make a page that is too heavy.
@@ -63,18 +63,16 @@ class Run:
         """Whether `check` calls it healthy."""
         return self.ledger is not None and check(self.ledger).healthy
 
-    def content(self, scale: CommonScale) -> tuple[dict[str, Any], bytes]:
+    def content(self, scale: CommonScale) -> dict[str, Any]:
         """Return what a page is told of this run, drawn to this scale."""
         if self.player is None or self.ledger is None:
-            return {"error": self.error}, b""
-        data, blob = self.player.content
-        page = {
+            return {"error": self.error}
+        return {
             "figures": [list(pair) for pair in self.figures],
             "grad": gradients(self.ledger),
             "right": int(self.right),
-            "data": scale.apply(data),
+            "data": scale.apply(self.player.content),
         }
-        return page, blob
 
 
 @dataclass(eq=False, repr=False)
@@ -130,60 +128,54 @@ class Explorer(Displayed):
         right = []
         for run in self.runs:
             if run.player is not None:
-                page = run.player.content[0]
+                page = run.player.content
                 pages.append(page)
                 right += [page] if run.right else []
         return common_scale(pages, right)
 
     @cached_property
-    def content(self) -> tuple[dict[str, Any], bytes]:
+    def content(self) -> dict[str, Any]:
         """What the page is told: each different run once, and what runs have in common once."""
-        parts: dict[str, int] = {}
-        places: dict[tuple[str, bytes], int] = {}
+        places: dict[str, int] = {}
         different: list[dict[str, Any]] = []
         grid = []
-        blob = b""
         for run in self.runs:
-            page, packed = run.content(self._scale)
-            key = json.dumps(page, sort_keys=True), packed
+            page = run.content(self._scale)
+            key = json.dumps(page, sort_keys=True)
             if key not in places:
                 places[key] = len(different)
                 different.append(page)
-                if "data" in page:
-                    numbers = {}
-                    for name, part in page["data"].items():
-                        numbers[name] = parts.setdefault(json.dumps(part), len(parts))
-                    page["data"] = numbers
-                    page["bytes"] = [len(blob), len(blob) + len(packed)]
-                    blob += packed
             grid.append(places[key])
+        shown = [page for page in different if "data" in page]
+        rows, parts = shared([page["data"] for page in shown])
+        for page, row in zip(shown, rows, strict=True):
+            page["data"] = row
         controls = [control(name, values) for name, values in self.choices.items()]
         if self.tabs:
             controls[0]["kind"] = "tabs"
-        data = {
+        return {
             "controls": controls,
             "grid": grid,
             "runs": different,
-            "parts": [json.loads(part) for part in parts],
+            "parts": parts,
             "start": list(self.start),
             "against": self.against and list(self.against),
         }
-        return data, blob
 
     @cached_property
     def id(self) -> str:
         """The name by which a permalink finds this explorer on a page."""
-        return identity(*self.content)
+        return identity(self.content)
 
     def to_html(self) -> str:
         """Return a fragment of HTML that needs nothing else; without scripts, a table of all runs remains."""
         sheets = [assets()[0], _static("explore.css")]
-        data, script = encode(*self.content), _static("explore.js")
+        data, script = encode(self.content), _static("explore.js")
         return fragment("explorer", self.id, self._table(), data, sheets, script)
 
     def live(self) -> Any:
         """Return the same view as a widget, in which the kernel records values outside the grid."""
-        shown = _widget(encode(*self.content))
+        shown = _widget(encode(self.content))
 
         def record(change: Any) -> None:
             asked = change["new"]["choice"]
@@ -193,7 +185,7 @@ class Explorer(Displayed):
                 choice[name] = values[place] if is_recorded else number(place, values)
             run = record_run(self.experiment, choice)
             self._draw_among_others(run)
-            page = encode(*run.content(self._scale))
+            page = encode(run.content(self._scale))
             shown.told = {"choice": asked, "run": page}
 
         shown.observe(record, "ask")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import linecache
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +16,12 @@ from accumviz.checks.report import Report
 from accumviz.ledger.ledger import Ledger
 from accumviz.show import Displayed, counted
 from accumviz.views import player, shares, style
-from accumviz.views.payload import encode, identity, ledger_data
+from accumviz.views.payload import encode, identity, ledger_data, shared
 from accumviz.views.player import fragment
-from accumviz.views.tables import first_line, report_data
+from accumviz.views.tables import report_data
 
 # A name of its own: what the events of an arrangement show is the text that ran, not a file's.
 _FILE = "loop.py"
-# What is told of a run in parts, so that runs which differ in one part share the others.
-_IN_PARTS = ("e", "lanes", "report", "shares", "weights")
 
 
 @dataclass(frozen=True)
@@ -41,23 +38,15 @@ class Arrangement:
         """Whether `check` calls it healthy."""
         return self.report.healthy
 
-    def words(self, *, suggestions: bool = True) -> list[str]:
-        """Return the shares and the report as text; without suggestions where the reader is to find what is wrong."""
+    @property
+    def words(self) -> list[str]:
+        """The shares and the report, as text."""
         bars, *_ = shares.bars(self.ledger)
-        weighed = [bar.words for bar in bars]
-        if suggestions:
-            lines = map(str.strip, self.report.text().splitlines())
-            return [*weighed, *filter(None, lines)]
-        texts = [first_line(self.report)]
-        texts += [finding.cause for finding in self.report.findings]
-        return [*weighed, " ".join(texts)]
+        lines = map(str.strip, self.report.text().splitlines())
+        return [*(bar.words for bar in bars), *filter(None, lines)]
 
 
-def lab(
-    start: Mapping[str, Any] | None = None,
-    *,
-    task: str = "",
-) -> Lab:
+def lab(start: Mapping[str, Any] | None = None) -> Lab:
     """Let the reader rearrange a training loop and see what follows: recorded, every arrangement of it.
 
     `start` says how the loop that is shown first differs from the right one: `zero_grad` ("epoch",
@@ -66,9 +55,7 @@ def lab(
     "samples"), `sizes` ("equal", "unequal") and `tail` ("step", "carry", "drop").
 
     Recorded are the start and every loop that differs from it in one of these or in two.
-    With `task="repair"` the start has a mistake, and the reader learns when nothing is left of it.
-
-    Raises `ValueError` for a start that is none, and for a repair of a loop that is right.
+    Raises `ValueError` for a start that is none.
 
     >>> import accumviz as av
     >>> shown = av.lab()
@@ -77,8 +64,6 @@ def lab(
     >>> shown.check(zero_grad="nowhere").findings[0].rule
     'missing-zero-grad'
     """
-    if task not in ("", "repair"):
-        raise ValueError(f"task={task!r:.80}; expected 'repair', or nothing")
     arguments.mapping("start", start, "{'step': 'epoch'}")
     first = loops.complete(start)
     recorded: dict[tuple[str, ...], Arrangement] = {}
@@ -88,11 +73,7 @@ def lab(
         if rows not in different:
             different[rows] = _arrange(rows)
         recorded[tuple(choice.values())] = different[rows]
-        if task and choice == first and different[rows].right:
-            raise ValueError(
-                f"the start {dict(start or {})} is healthy; expected one with a mistake to repair"
-            )
-    return Lab(first, recorded, task)
+    return Lab(first, recorded)
 
 
 def _arrange(rows: Sequence[LoopLine]) -> Arrangement:
@@ -117,7 +98,6 @@ class Lab(Displayed):
 
     start: Choice
     recorded: Mapping[tuple[str, ...], Arrangement]
-    task: str
 
     def __post_init__(self) -> None:
         self._first = self.recorded[tuple(self.start.values())]
@@ -158,12 +138,10 @@ class Lab(Displayed):
         for key, run in self.recorded.items():
             places = map(str, self._places(key))
             grid[".".join(places)] = numbers[id(run)]
-        whole = [self._parts(run) for run in self._runs]
-        runs, parts = _shared(whole)
+        runs, parts = shared([self._told(run) for run in self._runs])
         return {
             "offers": [_offer(axis) for axis in loops.AXES],
             "start": self._places(tuple(self.start.values())),
-            "task": self.task,
             "grid": grid,
             "runs": runs,
             "parts": parts,
@@ -181,25 +159,18 @@ class Lab(Displayed):
         right = [run.ledger for run in self._runs if run.right]
         return weights.field(ledgers, loops.loss, right=right)
 
-    def _parts(self, run: Arrangement) -> dict[str, Any]:
-        """Return a run as its parts by name: `e.k` is the part `k` of what is told of events."""
-        whole, _ = ledger_data(run.ledger, self._ground)
+    def _told(self, run: Arrangement) -> dict[str, Any]:
+        """Return what the page is told of a run."""
+        whole = ledger_data(run.ledger, self._ground)
         whole["about"] = counted(len(run.ledger), "event")
         whole["rows"] = _rows(run)
         whole["report"] = report_data(run.report)
-        parts: dict[str, Any] = {}
-        for name, part in whole.items():
-            if name in _IN_PARTS:
-                for key, value in part.items():
-                    parts[f"{name}.{key}"] = value
-            else:
-                parts[name] = part
-        return parts
+        return whole
 
     @cached_property
     def id(self) -> str:
         """The name by which a permalink finds this lab on a page: it stays while the start does."""
-        return identity({"lab": list(self.start.values()), "task": self.task})
+        return identity({"lab": list(self.start.values())})
 
     def to_html(self) -> str:
         """Return a fragment of HTML that needs nothing else; with its scripts stripped, the start remains as text."""
@@ -213,28 +184,20 @@ class Lab(Displayed):
         return fragment("lab", self.id, self._text(), data, sheets, script)
 
     def _text(self) -> str:
-        words = "".join(f"<p>{html.escape(line)}</p>" for line in self._words())
+        words = "".join(f"<p>{html.escape(line)}</p>" for line in self._first.words)
         return (
             '<details class="av-words" open><summary>In words</summary>'
             f"<pre>{html.escape(self._first.text)}</pre>{words}</details>\n"
         )
 
-    def _words(self) -> list[str]:
-        """Return the task, the shares and the report of the start, as text."""
-        if not self.task:
-            return self._first.words()
-        task = "Repair this loop until check says healthy."
-        return [task, *self._first.words(suggestions=False)]
-
     @property
     def words(self) -> list[str]:
         """The loop at the start, and what check says of it."""
-        return ["", self._first.text, *self._words()]
+        return ["", self._first.text, *self._first.words]
 
     def __repr__(self) -> str:
-        task = ", to be repaired" if self.task else ""
         return (
-            f"Lab: {len(self.recorded)} arrangements of a loop{task}, {len(self._runs)} of them different; "
+            f"Lab: {len(self.recorded)} arrangements of a loop, {len(self._runs)} of them different; "
             ".save('lab.html') writes a page"
         )
 
@@ -261,29 +224,3 @@ def _rows(run: Arrangement) -> list[list[Any]]:
         shown = number if row.text else 0
         rows.append([shown, row.depth, row.role, row.value])
     return rows
-
-
-def _shared(
-    runs: Sequence[Mapping[str, Any]],
-) -> tuple[list[list[int]], dict[str, list[Any]]]:
-    """Number the parts of runs: a row for each run (-1: it has no such part), and the different parts by name.
-
-    >>> _shared([{"a": 1, "b": [2]}, {"a": 1}])
-    ([[0, 0], [0, -1]], {'a': [1], 'b': [[2]]})
-    """
-    parts: dict[str, dict[str, int]] = {}
-    rows = []
-    for run in runs:
-        row = {}
-        for name, part in run.items():
-            different = parts.setdefault(name, {})
-            text = json.dumps(part)
-            row[name] = different.setdefault(text, len(different))
-        rows.append(row)
-    numbered = []
-    for row in rows:
-        numbered.append([row.get(name, -1) for name in parts])
-    distinct = {}
-    for name, texts in parts.items():
-        distinct[name] = [json.loads(text) for text in texts]
-    return numbered, distinct

@@ -8,9 +8,8 @@ import json
 import keyword
 import math
 import re
-import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +27,7 @@ _MOST_BARS = 8000
 _MOST_PARTS = 20_000
 # So many segments of bars of shares stand on a page; of more, whole steps are left out.
 _MOST_SEGMENTS = 2000
-# Numbers stand in the page as they are up to here; beyond, they are packed and rounded.
+# Of more numbers, fewer digits stand in the page.
 _PLAIN_CELLS = 3000
 _EXACT_NUMBERS = 12_000
 _PLAIN_TEXT = 7000
@@ -76,8 +75,8 @@ def ledger_data(
     ledger: Ledger,
     ground: Ground | None = None,
     levels: layout.Range | None = None,
-) -> tuple[dict[str, Any], bytes]:
-    """Return everything the player shows of a ledger: data for JSON, and the bytes of its packed columns.
+) -> dict[str, Any]:
+    """Return everything the player shows of a ledger, as data for JSON.
 
     `levels` are the logarithms between which a heat map's levels lie, if not the run's own.
     """
@@ -101,10 +100,11 @@ def ledger_data(
     if len(events) < len(ledger):
         happened["i"] = chosen.tolist()
     exact = _exact(ledger, chosen)
+    is_small = added.size <= _PLAIN_CELLS
     norms: dict[str, Any] = {}
-    packed = b""
     if len(exact) < len(rows):
-        norms, packed = _columns(added, grads)
+        digits = 6 if is_small else 3
+        norms = {"c": plain(added, digits), "g": plain(grads, digits)}
     has_none = not (ledger.state & PRESENT).all()
     data: dict[str, Any] = {
         "note": note,
@@ -119,15 +119,14 @@ def ledger_data(
         "p": rows,
         "code": files,
         "x": exact,
-        "digits": 4 if added.size <= _PLAIN_CELLS else 3,
+        "digits": 4 if is_small else 3,
         "lane": height,
         "lanes": lanes,
         "unseen": layout.unseen(ledger),
         **norms,
         **heat,
     }
-    data |= _further_panes(ledger, chosen.tolist(), colors, ground)
-    return data, packed
+    return data | _further_panes(ledger, chosen.tolist(), colors, ground)
 
 
 def _further_panes(
@@ -154,7 +153,7 @@ def _inks(colors: dict[str, str]) -> list[list[Any]]:
 # --- what travels ---------------------------------------------------------------------------------
 
 
-def encode(data: dict[str, Any], blob: bytes = b"") -> str:
+def encode(data: dict[str, Any]) -> str:
     """Write a player's data as the text of a JSON script: nothing in it can end the script or be run."""
     text = json.dumps(
         data,
@@ -162,17 +161,16 @@ def encode(data: dict[str, Any], blob: bytes = b"") -> str:
         separators=(",", ":"),
         allow_nan=False,
     )
-    if blob or len(text) > _PLAIN_TEXT:
-        raw = text.encode("utf-8", "replace")
-        packed = zlib.compress(struct.pack("<I", len(raw)) + raw + blob, 9)
+    if len(text) > _PLAIN_TEXT:
+        packed = zlib.compress(text.encode("utf-8", "replace"))
         text = json.dumps({"z": base64.b64encode(packed).decode()})
     return text.replace("<", "\\u003c")
 
 
-def identity(data: dict[str, Any], blob: bytes = b"") -> str:
+def identity(data: dict[str, Any]) -> str:
     """Return a name for a player that is the same whenever its content is."""
     raw = json.dumps(data, sort_keys=True, allow_nan=False).encode("utf-8", "replace")
-    return "av" + hashlib.sha256(raw + blob).hexdigest()[:6]
+    return "av" + hashlib.sha256(raw).hexdigest()[:6]
 
 
 def plain(
@@ -195,27 +193,40 @@ def _plain(value: float, digits: int) -> float | str | None:
     return int(short) if is_whole else short
 
 
-def _columns(added: np.ndarray, grads: np.ndarray) -> tuple[dict[str, Any], bytes]:
-    """Return the norms `c` of contributions and `g` of `.grad`: numbers, or places in the bytes beside them."""
-    columns: dict[str, Any] = {}
-    blob = b""
-    for name, cells in (("c", added), ("g", grads)):
-        if cells.size <= _PLAIN_CELLS:
-            columns[name] = plain(cells)
-        else:
-            columns[name] = {"at": len(blob), "size": cells.size}
-            blob += pack(cells)
-    return columns, blob
+def shared(
+    runs: Sequence[Mapping[str, Any]],
+) -> tuple[list[list[int]], dict[str, list[Any]]]:
+    """Number the parts of runs: a row for each run (-1: it has no such part), and the different parts by name.
 
+    What is told by name in a part is a part itself: `e.k` is the `k` of `e`.
 
-def pack(cells: np.ndarray) -> bytes:
-    """Encode numbers as floats of three bytes, rounded to three digits: all first bytes, then all second ones.
-
-    Neighbours are alike, and equal bytes side by side are what compression lives on: a third of the weight.
+    >>> shared([{"a": 1, "b": {"c": 2}}, {"a": 1}])
+    ([[0, 0], [0, -1]], {'a': [1], 'b.c': [2]})
     """
-    bits = cells.ravel().astype("<f4").view("<u4")
-    rounded = bits + np.uint32(1 << 12) & np.uint32(0xFFFF_E000)
-    return rounded.view(np.uint8).reshape(-1, 4)[:, :0:-1].T.tobytes()
+    texts: dict[str, dict[str, int]] = {}
+    rows = []
+    for run in runs:
+        row = {}
+        for name, part in _parts(run):
+            different = texts.setdefault(name, {})
+            row[name] = different.setdefault(json.dumps(part), len(different))
+        rows.append(row)
+    numbered = []
+    for row in rows:
+        numbered.append([row.get(name, -1) for name in texts])
+    parts = {}
+    for name, different in texts.items():
+        parts[name] = [json.loads(text) for text in different]
+    return numbered, parts
+
+
+def _parts(run: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, part in run.items():
+        if isinstance(part, dict) and part:
+            for key, value in part.items():
+                yield f"{name}.{key}", value
+        else:
+            yield name, part
 
 
 # --- which events ---------------------------------------------------------------------------------

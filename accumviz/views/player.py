@@ -28,7 +28,7 @@ from accumviz.views.tables import report_data
 _MOST_LAYOUTS = 40
 # To be raised, here and in `page.js`, when what a page is told is told otherwise: a notebook keeps outputs of several
 # versions, and each script takes what its own has written.
-FORMAT = 3
+FORMAT = 4
 _LEFT_OUT = f"The graph of this backward was not kept, or not drawn: only {_MOST_LAYOUTS} of different form are."
 
 Data = dict[str, Any]
@@ -54,9 +54,9 @@ class Player(Displayed):
         self.about = ""
 
     @cached_property
-    def content(self) -> tuple[Data, bytes]:
-        """Return what the page is told: data for JSON, and the bytes of its packed columns."""
-        data, blob = ledger_data(self.ledger, self.ground, self.levels)
+    def content(self) -> Data:
+        """What the page is told."""
+        data = ledger_data(self.ledger, self.ground, self.levels)
         chosen = data["e"].get("i", range(len(self.ledger)))
         data |= scenes(self.graphs)
         of = data["of"]
@@ -68,7 +68,7 @@ class Player(Displayed):
         data["bars"] = SCALED if any("k" in row for row in data["p"]) else ""
         if self.report is not None:
             data["report"] = self._judged(self.report, data["code"], chosen)
-        return data, blob
+        return data
 
     def _is_built_before(self) -> bool:
         """Return whether the graph of the first backward is known before it runs."""
@@ -97,7 +97,7 @@ class Player(Displayed):
     @cached_property
     def id(self) -> str:
         """Return the name by which a permalink finds this player on a page."""
-        return identity(*self.content)
+        return identity(self.content)
 
     @cached_property
     def words(self) -> list[str]:
@@ -122,7 +122,7 @@ class Player(Displayed):
             "player",
             self.id,
             text,
-            encode(*self.content),
+            encode(self.content),
             sheets,
             script,
         )

@@ -58,7 +58,7 @@ def test_axe_finds_nothing_on_a_saved_player(name: str, mode: str, watch: Open, 
 
 
 def test_axe_finds_nothing_on_a_loop_lab_with_a_line_in_hand(mode: str, watch: Open, tmp_path: Path) -> None:
-    lab({"zero_grad": "micro-batch"}, task="repair").save(tmp_path / "lab.html")
+    lab({"zero_grad": "micro-batch"}).save(tmp_path / "lab.html")
     watched = watch(mode, reduced_motion="reduce")
     page = watched.page
     page.goto((tmp_path / "lab.html").as_uri())

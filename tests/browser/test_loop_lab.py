@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 
 import accumviz as av
 from accumviz.book.lab import Lab
-from tests.browser.frames import drawn, reload
+from tests.browser.frames import drawn
 from tests.browser.test_scrolling import swiped
 
 Open = Callable[..., Any]
@@ -21,8 +21,8 @@ ZERO, STEP, CLIP = "optimizer.zero_grad()", "optimizer.step()", "nn.utils.clip_g
 
 
 @cache
-def made(start: tuple[tuple[str, Any], ...] = (), task: str = "") -> Lab:
-    return av.lab(dict(start), task=task)
+def made(start: tuple[tuple[str, Any], ...] = ()) -> Lab:
+    return av.lab(dict(start))
 
 
 class Bench:
@@ -272,21 +272,3 @@ def test_a_permalink_brings_an_arrangement_and_its_moment_back_or_says_that_it_i
         again.page.evaluate("hash => { location.hash = hash; }", f"#{made().id}&{lost}&e=1e9")
         expect(again.root.locator(".av-said")).to_contain_text("The arrangement of this link is not here any more")
         assert again.code == made().text().splitlines()
-
-
-def test_a_repair_is_told_and_remembered_and_its_cure_is_folded_away(show: Show) -> None:
-    task = made((("zero_grad", "micro-batch"),), "repair")
-    watched = show(task)
-    bench = watched.bench
-    goal = bench.root.locator(".av-goal")
-    assert goal.inner_text() == "Repair this loop until check says healthy."
-    assert not bench.root.locator(".av-suggestion").is_visible()
-    bench.grip(ZERO).focus()
-    for _ in range(3):
-        bench.page.keyboard.press("ArrowDown")
-    assert goal.inner_text() == "✓ Mended: check says healthy."
-    reload(watched.page)
-    again = Bench(watched.page)
-    assert goal.inner_text() == "Repair this loop until check says healthy. (You have mended it before.)"
-    assert "zero-grad-inside-window" in again.said, "the loop is the broken one again"
-    assert watched.page.evaluate("Object.values(localStorage)") == ['{"said":"mended"}']

@@ -39,12 +39,12 @@ test("runs of different lengths say so", () => {
 
 test("a choice leads to its run, whose parts are put together", () => {
   const controls = [{ labels: ["1", "2"] }, { labels: ["a", "b"] }];
-  const shown = [{ error: "x" }, { data: { count: 0 }, bytes: [1, 2] }];
-  const runs = runsOf({ controls, grid: [0, 0, 0, 1], runs: shown, parts: [7] }, Uint8Array.from([1, 2, 3]));
-  assert.deepEqual(runs.at([1, 1]).whole, { data: { count: 7 }, bytes: Uint8Array.from([2]) });
+  const shown = [{ error: "x" }, { data: [0] }];
+  const runs = runsOf({ controls, grid: [0, 0, 0, 1], runs: shown, parts: { count: [7] } });
+  assert.deepEqual(runs.at([1, 1]).whole, { data: { count: 7 } });
   assert.equal(runs.at([0, 1]).error, "x");
   assert.equal(runs.right([0, 0]), null);
-  const several = runsOf({ controls, grid: [0, 1, 1, 1], runs: [{ error: "x" }, { right: 1 }], parts: [] });
+  const several = runsOf({ controls, grid: [0, 1, 1, 1], runs: [{ error: "x" }, { right: 1 }], parts: {} });
   assert.deepEqual([several.right([0, 0]), several.right([1, 0])], [[0, 1], [1, 0]], "the nearest");
 });
 

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { clamp, counted, number, shorten } from "../../accumviz/views/js/numbers.js";
-import { column, read } from "../../accumviz/views/js/packed.js";
+import { read, together } from "../../accumviz/views/js/packed.js";
 
 test("numbers are written with a true minus, and shortly", () => {
   const written = [0, -0, -16, 0.25, 1 / 3, 99999, 123456, 1e-4, -2.5e-7, 1e20].map((x) => number(x));
@@ -26,19 +26,13 @@ test("a number is kept between two others", () => {
   assert.deepEqual([clamp(5, 0, 3), clamp(-1, 0, 3), clamp(2, 0, 3)], [3, 0, 2]);
 });
 
-test("a packed column has the three first bytes of each float, first all first ones", () => {
-  const numbers = [-1, 0, NaN, Infinity, 1, 0.375];
-  const bits = [...new Uint32Array(Float32Array.from(numbers).buffer)];
-  const bytes = Uint8Array.from([9, ...[24, 16, 8].flatMap((shift) => bits.map((of) => of >> shift & 255))]);
-  assert.deepEqual([...column({ at: 1, size: 6 }, bytes)], numbers);
-});
-
-test("a plain column reads texts as the numbers that JSON cannot say", () => {
-  assert.deepEqual([...column([-1, 2.5, "NaN", "Infinity"])], [-1, 2.5, NaN, Infinity]);
-});
-
 test("a payload is read as it stands, and one that was read already is left", async () => {
   assert.deepEqual(await read('{"count": 1}'), { data: { count: 1 } });
-  const ready = { data: { count: 2 }, bytes: new Uint8Array(1) };
+  const ready = { data: { count: 2 } };
   assert.equal(await read(ready), ready);
+});
+
+test("a run is put together from its own parts, and has no others", () => {
+  const parts = { "e.k": [[1, 2]], "e.h": ["a", "b"], note: ["n"] };
+  assert.deepEqual(together(parts, [0, 1, -1]), { e: { k: [1, 2], h: "b" } });
 });

@@ -30,7 +30,13 @@ def toy(k: int, divide: bool = True) -> Ledger:
 
 
 def shown(explorer: Explorer) -> dict[str, Any]:
-    return explorer.content[0]
+    return explorer.content
+
+
+def part_of_runs(data: dict[str, Any], name: str) -> list[Any]:
+    """A part of each run, by its name, as the page puts it together."""
+    column, different = list(data["parts"]).index(name), data["parts"][name]
+    return [different[run["data"][column]] for run in data["runs"]]
 
 
 def test_every_combination_is_recorded_once_and_found_again() -> None:
@@ -51,11 +57,10 @@ def test_every_combination_is_recorded_once_and_found_again() -> None:
 def test_equal_runs_and_equal_parts_of_runs_stand_once() -> None:
     data = shown(explore(toy, k=[1, 2, 4], divide=[True, False]))
     assert data["grid"] == [0, 0, 1, 2, 3, 4], "with one micro-batch, dividing changes nothing"
-    code = {run["data"]["code"] for run in data["runs"]}
-    assert len(code) == 1
-    assert data["parts"][code.pop()] == json.loads(json.dumps(payload.ledger_data(toy(2))[0]["code"]))
-    alone = sum(len(payload.encode(*run.player.content)) for run in explore(toy, k=[*range(1, 17)]).runs if run.player)
-    assert len(payload.encode(*explore(toy, k=[*range(1, 17)]).content)) < alone / 3
+    (code,) = data["parts"]["code"]
+    assert code == json.loads(json.dumps(payload.ledger_data(toy(2))["code"]))
+    alone = sum(len(payload.encode(run.player.content)) for run in explore(toy, k=[*range(1, 17)]).runs if run.player)
+    assert len(payload.encode(explore(toy, k=[*range(1, 17)]).content)) < alone / 3
 
 
 def test_an_experiment_that_raises_is_shown_at_its_choice_and_the_others_work() -> None:
@@ -188,9 +193,7 @@ def test_runs_of_few_and_of_many_parameters_are_as_tall_as_the_tallest() -> None
         return Ledger.build([Parameter(name, (1,)) for name in names], [row])
 
     explorer = explore(ranks, count=[1, 2, 4])
-    told = explorer.content[0]
-    lanes = [told["parts"][run["data"]["lane"]] for run in told["runs"]]
-    assert lanes == [240, 120, 60]
+    assert part_of_runs(explorer.content, "lane") == [240, 120, 60]
 
 
 def test_a_widget_records_values_outside_the_grid_and_shows_what_they_raise() -> None:
@@ -232,13 +235,13 @@ def recorded(k: int, divide: bool) -> Ledger:
 
 def test_all_runs_share_one_scale_that_ends_at_three_times_the_right_one() -> None:
     data = shown(explore(recorded, k=[1, 2, 8], divide=[True, False]))
-    rows = [data["parts"][run["data"]["p"]] for run in data["runs"]]
+    rows = part_of_runs(data, "p")
     assert {tuple(row["r"]) for (row,) in rows} == {(-3.0, 0.0)}, "undivided, eight micro-batches come to -8"
-    shares = [data["parts"][run["data"]["shares"]]["r"] for run in data["runs"]]
+    shares = part_of_runs(data, "shares.r")
     assert all(one == shares[0] for one in shares)
     assert 3 <= shares[0][1] < 3.5, "and their shares to 8"
 
 
 def test_without_a_right_run_the_scale_holds_all_of_them() -> None:
     data = shown(explore(recorded, k=[2, 8], divide=[False]))
-    assert [data["parts"][run["data"]["p"]][0]["r"] for run in data["runs"]] == [[-8.0, 0.0]] * 2
+    assert [row["r"] for (row,) in part_of_runs(data, "p")] == [[-8.0, 0.0]] * 2

@@ -86,4 +86,4 @@ def test_a_players_ranks_have_one_scale_in_what_it_is_told() -> None:
 
     both = Ledger.merge([rank(0, -8.0), rank(1, 20.0)])
     assert (both.state & CONTRIBUTED).any()
-    assert [row["r"] for row in payload.ledger_data(both)[0]["p"]] == [[-8, 20], [-8, 20]]
+    assert [row["r"] for row in payload.ledger_data(both)["p"]] == [[-8, 20], [-8, 20]]

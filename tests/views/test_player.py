@@ -7,7 +7,6 @@ import gzip
 import json
 import math
 import re
-import struct
 import zlib
 from pathlib import Path
 from typing import Any
@@ -27,16 +26,14 @@ from accumviz.views.style import CYCLE, KIND, static
 from tests.toys import W, backward, chain, large, toy
 
 
-def carried(player: Player) -> tuple[dict[str, Any], bytes]:
+def carried(player: Player) -> dict[str, Any]:
     """What a browser reads out of the page."""
     text = re.search(r'<script type="application/json">(.*?)</script>', player.to_html(), re.DOTALL)
     assert text
-    data = json.loads(text[1], parse_constant=lambda name: pytest.fail(f"bare {name}"))
-    if "z" not in data:
-        return data, b""
-    raw = zlib.decompress(base64.b64decode(data["z"]))
-    (length,) = struct.unpack("<I", raw[:4])
-    return json.loads(raw[4 : 4 + length]), raw[4 + length :]
+    data: dict[str, Any] = json.loads(text[1], parse_constant=lambda name: pytest.fail(f"bare {name}"))
+    if "z" in data:
+        data = json.loads(zlib.decompress(base64.b64decode(data["z"])))
+    return data
 
 
 def test_a_notebook_gets_html_and_the_same_in_words() -> None:
@@ -46,18 +43,18 @@ def test_a_notebook_gets_html_and_the_same_in_words() -> None:
 
 
 def test_exact_numbers_of_small_parameters_go_along() -> None:
-    data, _ = carried(play(toy()))
+    data = carried(play(toy()))
     assert data["x"]["0"] == [[[-16], [-4], None, None], [[-16], [-20], [-20], None]]
 
 
 def test_none_is_not_zero() -> None:
-    data, _ = carried(play(Ledger.build([W], [{"kind": "zero_grad"}, {"kind": "zero_grad", "grad": {"w": 0}}])))
+    data = carried(play(Ledger.build([W], [{"kind": "zero_grad"}, {"kind": "zero_grad", "grad": {"w": 0}}])))
     assert data["x"]["0"][1] == [None, [0]]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_not_finite_are_never_bare(value: float) -> None:
-    data, _ = carried(play(Ledger.build([W], [backward(value, value, loss=value)])))
+    data = carried(play(Ledger.build([W], [backward(value, value, loss=value)])))
     assert data["x"]["0"][0] == [[payload.plain([value])[0]]]
     assert "c" not in data, "all elements are there"
 
@@ -76,21 +73,8 @@ def test_numbers_that_are_not_finite_are_never_bare(value: float) -> None:
 def test_a_row_says_that_nobody_knows_what_its_grad_was_before_the_first_event(
     first: dict[str, Any], unknown: bool
 ) -> None:
-    data, _ = carried(play(Ledger.build([W], [first, {"kind": "step"}])))
+    data = carried(play(Ledger.build([W], [first, {"kind": "step"}])))
     assert data["p"][0].get("u", 0) == unknown
-
-
-def unpacked(packed: bytes) -> np.ndarray:
-    """What a page makes of packed norms, as packed.js does."""
-    high, middle, low = np.frombuffer(packed, np.uint8).reshape(3, -1).astype(np.uint32)
-    return (high << 24 | middle << 16 | low << 8).view(np.float32)
-
-
-def test_packed_numbers_come_back_to_three_digits() -> None:
-    rng = np.random.default_rng(1)
-    column = np.exp(rng.normal(0, 8, 5000))
-    column[:4] = [-1, 0, np.nan, np.inf]
-    assert np.allclose(unpacked(payload.pack(column)), column, rtol=2e-3, atol=0, equal_nan=True)
 
 
 def test_the_largest_event_of_a_pixel_is_the_one_that_it_shows() -> None:
@@ -101,13 +85,12 @@ def test_the_largest_event_of_a_pixel_is_the_one_that_it_shows() -> None:
     assert pixels.max() > pixels.min()
 
 
-def test_large_ledgers_are_packed_parameter_by_parameter() -> None:
+def test_norms_of_large_ledgers_stand_parameter_by_parameter_with_three_digits() -> None:
     ledger = large(600, 20)
-    data, blob = carried(play(ledger))
-    at = data["c"]
-    back = unpacked(blob[at["at"] : at["at"] + 3 * at["size"]]).reshape(-1, 600)
+    data = carried(play(ledger))
+    back = np.array(data["c"], float).reshape(-1, 600)
     assert len(back) == 20 + len([row for row in data["p"] if "in" in row])
-    assert np.allclose(back[3][:4], ledger.contribution[:4, 3], rtol=1e-3)
+    assert np.allclose(back[3][:4], ledger.contribution[:4, 3], rtol=5e-3)
     assert back[3][4] == -1
 
 
@@ -141,7 +124,7 @@ def test_without_graphviz_the_player_says_what_is_missing(monkeypatch: pytest.Mo
         raise drawing_of.LayoutError("install one: `pip install pygraphviz`")
 
     monkeypatch.setattr("accumviz.views.graph.graphviz", missing)
-    data, _ = carried(play(toy(), {0: chain()}))
+    data = carried(play(toy(), {0: chain()}))
     assert "pip install pygraphviz" in data["missing"]
 
 
@@ -152,7 +135,7 @@ def test_too_many_events_are_thinned_by_whole_windows_and_a_note_says_so() -> No
     assert len(chosen) >= payload.MOST_EVENTS * 0.7
     assert np.array_equal(chosen % 6, np.arange(len(chosen)) % 6)
     assert "of 30,000 events are shown" in note
-    data, _ = carried(play(ledger))
+    data = carried(play(ledger))
     assert data["note"] == note
     assert data["e"]["i"] == chosen.tolist()
 
@@ -219,7 +202,7 @@ def two_ranks() -> Ledger:
 
 
 def test_headings_begin_with_the_rank_and_say_what_a_sync_is() -> None:
-    data, _ = payload.ledger_data(two_ranks())
+    data = payload.ledger_data(two_ranks())
     on_end, actions, subjects = zip(*(data["heads"][i] for i in data["e"]["u"]), strict=True)
     assert on_end == ("0: a …ss / K", "1: a …ss / K", "reduc…catter", "0: step", "1: step")
     assert actions == ("backward", "backward", "sync", "step", "step")
@@ -229,21 +212,21 @@ def test_headings_begin_with_the_rank_and_say_what_a_sync_is() -> None:
 def test_the_norm_of_a_group_is_of_those_that_received_something() -> None:
     names = [f"{module}.w{n}" for module in "ab" for n in range(14)]
     row = {"kind": "backward", "contribution": {"a.w0": [3.0], "a.w1": [4.0]}, "grad": {"a.w0": [3.0], "a.w1": [4.0]}}
-    data, _ = payload.ledger_data(Ledger.build([Parameter(name, (1,)) for name in names], [row]))
+    data = payload.ledger_data(Ledger.build([Parameter(name, (1,)) for name in names], [row]))
     groups = {one["n"]: norm for one, norm in zip(data["p"], data["c"], strict=True) if "in" in one}
     assert groups == {"a": 5, "b": -1}
 
 
 def test_bytes_before_and_after_a_backward_are_told_apart() -> None:
     row = backward(1.0, 1.0, saved_before=96.0, saved_after=8.0)
-    events = payload.ledger_data(Ledger.build([W], [row]))[0]["e"]
+    events = payload.ledger_data(Ledger.build([W], [row]))["e"]
     assert (events["b"], events["a"]) == ([96], [8])
 
 
 def test_before_the_first_event_the_first_backwards_graph_is_the_one_that_is_there() -> None:
     row = backward(1.0, 1.0)
     graphs = {n: Graph((), before=n == 0) for n in range(2)}
-    said = play(Ledger.build([W], [row, row]), graphs).content[0]["before"]
+    said = play(Ledger.build([W], [row, row]), graphs).content["before"]
     assert said[1] == "This graph was built before the recording began."
 
 
@@ -251,12 +234,12 @@ def test_before_the_first_event_the_first_backwards_graph_is_the_one_that_is_the
 def test_a_lane_has_the_bars_that_a_figure_has(added: list[float]) -> None:
     grads = np.cumsum(added)
     rows = [backward(one, grad) for one, grad in zip(added, grads, strict=True)]
-    told = play(Ledger.build([W], rows)).content[0]
+    told = play(Ledger.build([W], rows)).content
     assert told["lane"] == 160
     assert told["lanes"]["n"] == [[*range(1, len(rows) + 1)]]
     assert [told["lanes"][name][0][0] for name in ("age", "by", "look")] == [0, math.copysign(1, added[0]), "0"]
-    assert play(large(200, 4)).content[0]["lane"] == 0, "a heat map"
-    assert play(large(2100, 4)).content[0]["lanes"] == {}, "whole bars"
+    assert play(large(200, 4)).content["lane"] == 0, "a heat map"
+    assert play(large(2100, 4)).content["lanes"] == {}, "whole bars"
 
 
 def at_random(rng: np.random.Generator) -> Ledger:
@@ -298,7 +281,7 @@ def test_the_page_holds_live_used_and_lost_what_the_ledger_says() -> None:
     rng = np.random.default_rng(7)
     groups = 0
     for ledger in (at_random(rng) for _ in range(100)):
-        data, _ = payload.ledger_data(ledger)
+        data = payload.ledger_data(ledger)
         consumed = ledger.outcomes.consumed
         for row, n, ages, looks in zip(data["p"], *(data["lanes"][name] for name in ("n", "age", "look")), strict=True):
             members = range(*row.get("in", (data["p"].index(row), data["p"].index(row) + 1)))

@@ -24,7 +24,7 @@ def walked(*stops: list[float], name: str = "w", begins: bool = True) -> Ledger:
 
 
 def told(ledger: Ledger, loss: Any = None) -> dict[str, Any]:
-    found: dict[str, Any] = play(ledger, loss=loss).content[0].get("weights", {})
+    found: dict[str, Any] = play(ledger, loss=loss).content.get("weights", {})
     return found
 
 

@@ -18,11 +18,11 @@ import { stageOf } from "./stage.js";
  * @returns {Promise<Dispose>}
  */
 export async function explore({ model, el }, kernel) {
-  const { data, bytes } = await read(model.get("data"));
+  const { data } = await read(model.get("data"));
   const { controls, start, against } = /** @type {ExplorerData} */ (data);
   const id = model.get("id");
   const key = `avx${Math.random().toString(36).slice(2, 8)}`;
-  const recorded = runsOf(data, bytes);
+  const recorded = runsOf(data);
   const runs = kernel ? kernel(model, controls, recorded, draw) : recorded;
   const tabs = controls[0].kind === "tabs";
 

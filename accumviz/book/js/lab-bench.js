@@ -1,7 +1,7 @@
 /** The lab: a loop whose lines are moved, and what follows from it, side by side. */
 
 /** @import { LabData, Offer } from "./lab-types.d.ts" */
-/** @import { Dispose, Host, ReportData } from "../../views/js/types.d.ts" */
+/** @import { Dispose, Host } from "../../views/js/types.d.ts" */
 
 import { arrive, group, h } from "../../views/js/dom.js";
 import { choiceIn, linkOf } from "./lab-address.js";
@@ -9,7 +9,6 @@ import { choiceOf } from "./lab-choices.js";
 import { reportPane } from "../../views/js/report.js";
 import { arrangementsOf } from "./lab-runs.js";
 import { stand } from "./lab-stand.js";
-import { memory } from "./memory.js";
 import { read } from "../../views/js/packed.js";
 import { isBright } from "../../views/js/pen.js";
 import { watchLooks } from "../../views/js/player.js";
@@ -17,28 +16,10 @@ import { watchLooks } from "../../views/js/player.js";
 /** Whether a choice stands beside the code: not what moves a line. */
 const isAsked = (/** @type {Offer} */ { line }) => !line;
 
-/** What the reader is to do, if anything, and whether it is done. @param {string} task @param {Memory} past */
-function goalOf(task, past) {
-  const el = h("p.av-goal");
-  el.hidden = !task;
-  /** @param {ReportData} report */
-  function draw({ verdict }) {
-    if (!task) return;
-    const mended = verdict === "healthy";
-    if (mended) past.keep("mended");
-    const before = past.kept()?.said === "mended" ? " (You have mended it before.)" : "";
-    el.classList.toggle("av-mended", mended);
-    el.textContent = mended ? "✓ Mended: check says healthy." : `Repair this loop until check says healthy.${before}`;
-  }
-  return { el, draw };
-}
-
-/** @typedef {ReturnType<typeof memory>} Memory */
-
 /** Put in a lab. @param {Host} host @returns {Promise<Dispose>} */
 export async function bench({ model, el }) {
   const { data } = await read(model.get("data"));
-  const { offers, start, task } = /** @type {LabData} */ (data);
+  const { offers, start } = /** @type {LabData} */ (data);
   const id = model.get("id");
   const uid = `avl${Math.random().toString(36).slice(2, 8)}`;
   const arrangements = arrangementsOf(data);
@@ -49,17 +30,16 @@ export async function bench({ model, el }) {
   /** @type {ReturnType<typeof stand> | null} */
   let standing = null;
 
-  const report = reportPane(Boolean(task), (e) => standing?.go({ e }));
+  const report = reportPane((e) => standing?.go({ e }));
   const asks = offers.map((offer, i) => {
     const choose = (/** @type {number} */ place) => change(i, place);
     return isAsked(offer) ? choiceOf(offer, { key: `${uid}-${i}`, choose }) : null;
   });
   const again = h("button.av-restart", { type: "button", click: () => settle([...start], "") }, "Back to the start");
   const choices = h("div.av-options", group("Choices"), ...asks.flatMap((ask) => (ask ? [ask.el] : [])), again);
-  const goal = goalOf(task, memory(`accumviz.lab:${location.pathname}:${id}`));
   const slots = { code: h("div.av-at-code"), tape: h("div.av-at-tape"), below: h("div.av-at-below") };
   const grid = h("div.av-bench", {}, slots.code, choices, report.el, slots.tape, slots.below);
-  const frame = h("div.av-lframe", group("Loop lab"), goal.el, grid);
+  const frame = h("div.av-lframe", group("Loop lab"), grid);
 
   /** @param {number} i @param {number} place @param {string} [role] */
   function change(i, place, role) {
@@ -91,7 +71,6 @@ export async function bench({ model, el }) {
     standing?.stop();
     standing = stand(run, { uid, offers, put, slots, e, link: (at) => linkOf(id, offers, start, choice, at) });
     if (role) standing.focus(role);
-    goal.draw(run.report);
   }
   /** @param {string} role @param {string} value @param {number} [top] */
   function put(role, value, top) {

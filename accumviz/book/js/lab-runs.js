@@ -2,29 +2,18 @@
 
 /** @import { LabData, LabRun } from "./lab-types.d.ts" */
 
-/** What the page was told of a run in parts. @param {LabData} data @param {number[]} row */
-function together({ parts }, row) {
-  /** @type {any} */
-  const whole = {};
-  Object.entries(parts).forEach(([name, found], i) => {
-    if (row[i] < 0) return;
-    const [first, second] = name.split(".");
-    if (second) (whole[first] ??= {})[second] = found[row[i]];
-    else whole[first] = found[row[i]];
-  });
-  return /** @type {LabRun} */ (whole);
-}
+import { together } from "../../views/js/packed.js";
 
 /** @param {LabData} data */
 export function arrangementsOf(data) {
-  const { grid, runs, start } = data;
+  const { grid, runs, parts, start } = data;
   /** @type {Map<string, LabRun>} */
   const known = new Map();
 
   /** @param {number[]} choice @returns {LabRun | null} */
   function at(choice) {
     const key = choice.join(".");
-    const found = known.get(key) ?? (key in grid ? together(data, runs[grid[key]]) : null);
+    const found = known.get(key) ?? (key in grid ? together(parts, runs[grid[key]]) : null);
     if (found) known.set(key, found);
     return found;
   }

@@ -21,7 +21,6 @@ export type LabRun = Data & { rows: LabRow[]; report: ReportData };
 export interface LabData {
   offers: Offer[];
   start: number[];
-  task: string;
   grid: Record<string, number>;
   runs: number[][];
   parts: Record<string, unknown[]>;

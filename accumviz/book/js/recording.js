@@ -32,8 +32,8 @@ export function recording(model, controls, recorded, draw) {
   }
   model.on("change:told", async () => {
     const { choice, run } = model.get("told");
-    const { data, bytes } = await read(run);
-    others.set(keyOf(choice), data.data ? { ...data, data: undefined, whole: { data: data.data, bytes } } : data);
+    const { data } = await read(run);
+    others.set(keyOf(choice), data.data ? { ...data, data: undefined, whole: { data: data.data } } : data);
     draw();
   });
   return { ...recorded, at, other };

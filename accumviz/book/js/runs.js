@@ -4,14 +4,13 @@
 /** @import { ExplorerData, Run, Runs } from "./types.d.ts" */
 
 import { textOf } from "../../views/js/code.js";
+import { together } from "../../views/js/packed.js";
 
-/** @param {ExplorerData} data @param {Uint8Array} [bytes] @returns {Runs} */
-export function runsOf({ controls, grid, runs, parts }, bytes) {
+/** @param {ExplorerData} data @returns {Runs} */
+export function runsOf({ controls, grid, runs, parts }) {
   /** A run and its parts, which runs have in common, as the player reads them. @param {Run} run */
   function put(run) {
-    if (!run.data || run.whole) return run;
-    const together = Object.entries(run.data).map(([name, part]) => [name, parts[part]]);
-    run.whole = { data: Object.fromEntries(together), bytes: run.bytes && bytes?.subarray(...run.bytes) };
+    if (run.data) run.whole ??= { data: together(parts, run.data) };
     return run;
   }
   /** @param {Choice} choice */
@@ -65,10 +64,10 @@ export function differing(data, other) {
 /** A run as it is shown before another one. @param {Whole} run @param {Whole} [ghost] @returns {Whole} */
 export function before(run, ghost) {
   if (!ghost) return run;
-  const [{ data, bytes }, { p }] = [run, ghost.data.weights ?? {}];
+  const [{ data }, { p }] = [run, ghost.data.weights ?? {}];
   const beside = p ? [{ name: "the outline, after as many steps", color: "var(--av-right)", p }] : [];
   const weights = data.weights && { ...data.weights, beside };
-  return { data: { ...data, ghost, weights, differs: differing(data, ghost.data) }, bytes };
+  return { data: { ...data, ghost, weights, differs: differing(data, ghost.data) } };
 }
 
 /** The event with which a run has done what it is for: its last step. @param {Whole} run */

@@ -13,8 +13,7 @@ export interface Gradients {
 
 /** A recorded run of an explorer; `whole` is put together when it is first shown. */
 export interface Run {
-  data?: Record<string, number>;
-  bytes?: [number, number];
+  data?: number[];
   whole?: Whole;
   error?: string;
   /** What is said while there is no run yet. */
@@ -46,7 +45,7 @@ export interface ExplorerData {
   controls: Control[];
   grid: number[];
   runs: Run[];
-  parts: unknown[];
+  parts: Record<string, unknown[]>;
   start: Choice;
   against: Choice | null;
 }

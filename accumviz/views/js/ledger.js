@@ -3,7 +3,6 @@
 /** @import { Data, Plain, RowData } from "./types.d.ts" */
 
 import { abbreviated } from "./names.js";
-import { column } from "./packed.js";
 
 /** The looks of parts, as `layout.LOOKS` numbers them. */
 const LOOKS = /** @type {const} */ (["new", "live", "used", "unseen"]);
@@ -78,8 +77,8 @@ function normsOf({ p, x }, side) {
 }
 
 export class Ledger {
-  /** @param {Data} data @param {Uint8Array} [bytes] */
-  constructor(data, bytes) {
+  /** @param {Data} data */
+  constructor(data) {
     const events = data.e;
     this.data = data;
     this.events = events;
@@ -91,7 +90,8 @@ export class Ledger {
     this.retained = new Set(events.retained);
     /** @type {Map<number, [string, string]>} */
     this.colors = new Map(data.colors.map(([label, color, ink]) => [label, [color, ink]]));
-    const columns = [data.c, data.g].map((packed, side) => (packed ? column(packed, bytes) : normsOf(data, side)));
+    const columns = [data.c, data.g].map((norms, side) =>
+      (norms ? Float64Array.from(norms, Number) : normsOf(data, side)));
     /** Parameters, then groups of them. */
     this.rows = data.p.map((row, p) => {
       const [start, stop] = [p * this.length, (p + 1) * this.length];

@@ -1,6 +1,4 @@
-/** How a payload travels: JSON as it stands, or compressed together with columns of bytes. */
-
-/** @import { Column } from "./types.d.ts" */
+/** How a payload travels: JSON as it stands, or compressed; of several runs, what they have in common once. */
 
 /** @param {string} base64 */
 function bytesOf(base64) {
@@ -12,27 +10,28 @@ function bytesOf(base64) {
 
 /**
  * @param {any} json text of a payload, or one that was read already
- * @returns {Promise<{data: any, bytes?: Uint8Array}>}
+ * @returns {Promise<{data: any}>}
  */
 export async function read(json) {
   if (json.data) return json;
   const data = JSON.parse(json);
   if (!data.z) return { data };
   const whole = new Blob([bytesOf(data.z)]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const raw = new Uint8Array(await new Response(whole).arrayBuffer());
-  const end = 4 + new DataView(raw.buffer).getUint32(0, true);
-  return { data: JSON.parse(new TextDecoder().decode(raw.subarray(4, end))), bytes: raw.subarray(end) };
+  return { data: await new Response(whole).json() };
 }
 
 /**
- * A column of norms, -1 for None: plain, or as `payload.pack` packs it, all first bytes before all second ones.
- * @param {Column} packed @param {Uint8Array} [bytes]
+ * A run, of which a row says for each part which of the different ones is its own (-1: it has none).
+ * @param {Record<string, unknown[]>} parts @param {number[]} row
  */
-export function column(packed, bytes) {
-  if (Array.isArray(packed)) return Float64Array.from(packed, Number);
-  const { at, size } = packed;
-  const [high, middle, low] = [0, 1, 2].map((n) => /** @type {Uint8Array} */ (bytes).subarray(at + n * size));
-  const bits = new Uint32Array(size);
-  for (let i = 0; i < size; i++) bits[i] = (high[i] << 24) | (middle[i] << 16) | (low[i] << 8);
-  return new Float32Array(bits.buffer);
+export function together(parts, row) {
+  /** @type {any} */
+  const whole = {};
+  Object.entries(parts).forEach(([name, found], i) => {
+    if (row[i] < 0) return;
+    const [first, second] = name.split(".");
+    if (second) (whole[first] ??= {})[second] = found[row[i]];
+    else whole[first] = found[row[i]];
+  });
+  return whole;
 }

@@ -24,7 +24,7 @@ export function still(state) {
  * @param {string} kind @param {(host: Host) => Promise<Dispose>} render @param {string} fallback
  */
 export function startAll(kind, render, fallback) {
-  for (const found of document.querySelectorAll(`[data-accumviz-${kind}][data-v="3"]:not([data-done])`)) {
+  for (const found of document.querySelectorAll(`[data-accumviz-${kind}][data-v="4"]:not([data-done])`)) {
     const el = /** @type {HTMLElement} */ (found);
     const id = el.getAttribute(`data-accumviz-${kind}`) ?? "";
     const before = document.querySelectorAll(`[data-done="${CSS.escape(id)}"]`).length;

@@ -83,7 +83,7 @@ function panesOf(app) {
 /** The report that a page begins with, if it has one. @param {Data} data @param {(e: number) => void} go */
 function openingOf({ report }, go) {
   if (!report) return [];
-  const { el, draw } = reportPane(false, go);
+  const { el, draw } = reportPane(go);
   draw(report, report.about ?? "");
   return [el];
 }
@@ -129,17 +129,17 @@ export function watchLooks(frame, resized, themed) {
 
 /** Put in a player. @param {Host} host @returns {Promise<Dispose>} */
 export async function render({ model, el }) {
-  const { data, bytes } = await read(model.get("data"));
+  const { data } = await read(model.get("data"));
   const uid = `av${Math.random().toString(36).slice(2, 8)}`;
   const id = model.get("id") || uid;
-  const ledger = new Ledger(data, bytes);
+  const ledger = new Ledger(data);
   const { length } = ledger;
   // What moves is seen from before it has moved.
   const first = length && (data.graphs.length || data.weights) ? -1 : 0;
   const { at, go } = stateOf(model, length, first);
   /** @type {App} */
   const app = { ledger, data, uid, at, go, first, graph: null };
-  if (data.ghost) app.ghost = ghostOf(ledger, new Ledger(data.ghost.data, data.ghost.bytes));
+  if (data.ghost) app.ghost = ghostOf(ledger, new Ledger(data.ghost.data));
   const { panes, time, move: motion } = panesOf(app);
   app.light = lighting(panes);
   const { graph } = app;

@@ -18,23 +18,22 @@ const details = (name, ...content) => h("details", {}, h("summary", {}, name), .
 /** A text in which backticks mark code. @param {string} text */
 const marked = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
 
-/** @param {FindingData} found @param {boolean} hidden @param {(e: number) => void} go */
-function articleOf({ rule, severity, event, line, cause, evidence, suggestion, read }, hidden, go) {
+/** @param {FindingData} found @param {(e: number) => void} go */
+function articleOf({ rule, severity, event, line, cause, evidence, suggestion, read }, go) {
   const leads = h("button.av-leads", { type: "button", click: () => go(event) }, `line ${line}`);
   const head = h("p", {}, h("b", {}, rule), ` (${severity}) `, ...(line ? [leads] : []));
   const about = { tabindex: 0, role: "group", "aria-label": "the suggestion" };
   const lines = h("pre.av-suggestion", about, ...suggestion.map(suggestedLine));
-  const shown = hidden ? details("Show the suggestion", lines) : lines;
   const { book } = document.documentElement.dataset;
   const page = read || (book && `${book}../api.html#rule-${rule}`);
   const link = page ? h("a", { href: page }, rule) : `the reference of the book, under ${rule}`;
   const more = [...(evidence ? [[evidence]] : []), ["Read: ", link]];
-  return h("article", {}, head, h("p", {}, ...marked(cause)), ...(suggestion.length ? [shown] : []),
+  return h("article", {}, head, h("p", {}, ...marked(cause)), ...(suggestion.length ? [lines] : []),
     ...more.map((parts) => h("p.av-quiet", {}, ...parts)));
 }
 
-/** @param {boolean} task @param {(e: number) => void} go */
-export function reportPane(task, go) {
+/** @param {(e: number) => void} go */
+export function reportPane(go) {
   const sign = h("span.av-judged", { "aria-hidden": "true" });
   const said = h("b");
   const aside = h("span.av-aside");
@@ -50,7 +49,7 @@ export function reportPane(task, go) {
     aside.textContent = note;
     // Beside a player the first one is read first, and the player stays in sight.
     found.replaceChildren(...report.findings.map((one, i) => {
-      const article = articleOf(one, task, go);
+      const article = articleOf(one, go);
       return i && report.about ? details(`${one.rule} (${one.severity})`, article) : article;
     }));
     const unjudged = report.unjudged?.map((text) => h("p.av-quiet", {}, text));

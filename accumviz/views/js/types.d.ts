@@ -30,9 +30,6 @@ export type Dispose = () => void;
 /** A number as JSON can say it: "NaN", "Infinity" and "-Infinity" are texts. */
 export type Plain = number | string | null;
 
-/** A column of numbers, -1 for None: as it is, or where it stands among the packed bytes. */
-export type Column = Plain[] | { at: number; size: number };
-
 /** The events as columns; what most of them lack is a list of positions. */
 export interface Events {
   k: number[];
@@ -173,8 +170,8 @@ export interface Data {
   shares?: SharesData;
   weights?: WeightsData;
   /** Norms of contributions and `.grad`; none where `x` has all elements. */
-  c?: Column;
-  g?: Column;
+  c?: Plain[];
+  g?: Plain[];
   heat?: { w: number; told: string; px: number[] };
   layouts: Layout[];
   graphs: GraphData[];
@@ -201,7 +198,6 @@ export interface Lanes { n: number[][]; age: number[][]; by: Plain[][]; look: st
 
 export interface Whole {
   data: Data;
-  bytes?: Uint8Array;
 }
 
 /** Per control the place of a recorded value, or the text of another one. */
