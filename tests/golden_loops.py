@@ -35,8 +35,6 @@ def of_nasty() -> Loops:
 
     text = read("recorder/nasty.py")
     for name in nasty.LOOPS:
-        if "threads" in name:  # they come in another order each time
-            continue
         yield f"nasty/{name}", program(f"import nasty; nasty.LOOPS[{name!r}].run(av.record)", nasty=text)
         record = "functools.partial(av.record, graphs=True, memory=True)"
         run = f"import functools, nasty; nasty.LOOPS[{name!r}].run({record})"

@@ -51,11 +51,6 @@ def test_an_exact_zero_is_erased_by_a_zeroing_of_its_own_only(own: bool, shares:
     assert [row.share for row in recording.ledger.shares()] == shares
 
 
-def test_a_backward_whose_sum_happens_to_be_zero_erases_nothing() -> None:
-    ledger = Ledger.build([W], [backward(4, 4), backward(0, -4), step(0)])
-    assert ledger.live(2, "w") == [0, 1]
-
-
 def test_a_closure_that_zeroes_before_its_step_has_ended_is_consumed_by_that_step() -> None:
     rows = [
         ZERO | {"within": "step"},

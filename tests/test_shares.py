@@ -88,17 +88,6 @@ def test_what_some_parameters_only_keep_after_a_step_is_said_of_the_next_one() -
     assert (unknown.step, unknown.backward) == (second, 0) and "erased in some parameters" in unknown.unknown
 
 
-def test_early_micro_batches_fade_where_each_backward_is_clipped() -> None:
-    play = Play()
-    for _ in range(4):
-        play.backward()
-        play.clip(0.5)
-    step = play.step()
-    expected = [0.25 * play.steps[step][b] for b in sorted(play.steps[step])]
-    assert shares(play) == pytest.approx(expected, rel=1e-4)
-    assert expected[0] < expected[-1] < 0.25
-
-
 def test_a_clip_just_above_the_norm_enlarges_no_share() -> None:
     play = Play()
     play.backward()

@@ -390,6 +390,3 @@ def test_a_file_that_another_has_replaced_is_not_taken_for_ours(path: Path) -> N
     assert len(second.ledger) == 60
     with pytest.raises(LedgerFileError, match="was moved or changed since"):
         _ = first.ledger
-
-
-# --- what memory holds ------------------------------------------------------------------------------------------
