@@ -114,9 +114,10 @@ async function peaks({ model, el }) {
   keys.push(h("span", {}, h("i.av-over"), "more than your GPU holds"), h("span", {}, h("i.av-step"), "step"));
   el.append(h("div.av-tide", group("Memory of one step, for several K"),
     h("p.av-says", { "aria-live": "polite" }, verdict, " ", fits),
-    h("p.av-title", {}, "Memory in use after each operation of one step, in MiB. At the right: the peak of each K."), picture.plot, phases,
-    operation, h("p.av-legend", {}, ...keys),
-    h("div.av-keys", {}, h("label", {}, "K micro-batches a step ", many, shown), h("label", {}, checks, " checkpoints: recompute"),
+    h("p.av-title", {}, "Memory in use after each operation of one step, in MiB. At the right: the peak of each K."),
+    picture.plot, phases, operation, h("p.av-legend", {}, ...keys),
+    h("div.av-keys", {}, h("label", {}, "K micro-batches a step ", many, shown),
+      h("label", {}, checks, " checkpoints: recompute"),
       h("label", {}, "your GPU ", holds), h("label", {}, "operation ", scrub))));
 
   /** @param {() => void} change */
