@@ -74,11 +74,12 @@ def clip_per_micro_batch(optimizer: OptimizerHistory) -> Findings:
 
 def _clips_inside(optimizer: OptimizerHistory, step: int) -> list[int]:
     """Return the clips that shorten something between the backwards of a step."""
-    backwards = optimizer.waiting(step)
+    clips = optimizer.changing["clip"]
+    backwards = optimizer.waiting(step) if clips.size else []
     if not backwards:
         return []
     since = max(backwards[0], optimizer.previous_step(step))
-    inside = between(optimizer.changing["clip"], since, backwards[-1])
+    inside = between(clips, since, backwards[-1])
     return [clip for clip in inside if optimizer.clip_ratio(clip) < 1 - SAME]
 
 
@@ -240,7 +241,7 @@ def _added_late(
 ) -> list[tuple[int, list[int], int]]:
     """Return the first scaled backward after an `unscale_` of its window, with all of these and the step."""
     late = []
-    for step, window in optimizer.windows.items():
+    for step, window in optimizer.windows.items() if scaled else ():
         # What an earlier step has unscaled and left is another mistake.
         since = max(window[0], optimizer.previous_step(step))
         inside = between(optimizer.changing["unscale"], since, step)

@@ -28,12 +28,13 @@ _ALL, _MOST = 0.99, 0.5
 def nonfinite_micro_batch(optimizer: OptimizerHistory) -> Findings:
     """Find an infinite or NaN contribution that a step has consumed."""
     unmeasured = optimizer.events.detail("unmeasured", None)
-    grads = optimizer.ledger.grad[:, optimizer.columns]
-    unsound = ~np.all(np.isfinite(grads), axis=1)
+    grads = optimizer.ledger.grad[optimizer.steps][:, optimizer.columns]
+    sound = np.all(np.isfinite(grads), axis=1)
+    unsound = set(optimizer.steps[~sound].tolist())
     consumed = {
         b: step
         for b, step in optimizer.first_step_of.items()
-        if unsound[step] and not (unmeasured[b] or optimizer.finite(b))
+        if step in unsound and not (unmeasured[b] or optimizer.finite(b))
     }
     if not consumed:
         return

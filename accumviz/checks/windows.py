@@ -178,12 +178,12 @@ def _lost_of_one_loss(
     optimizer: OptimizerHistory, step: int, kept: list[int]
 ) -> list[Loss]:
     """Return what was erased before a step, of the losses of what it consumed; nothing in SAM."""
-    if optimizer.moved[kept].any():
+    losses = _erased_before(optimizer, step)
+    if not losses or optimizer.moved[kept].any():
         return []
     # The last closure of a window runs inside the step, the others before it.
     closure = optimizer.closures[kept[-1]]
     places = optimizer.events.column("line") if closure else optimizer.sites
-    losses = _erased_before(optimizer, step)
     return [loss for loss in losses if places[loss.backward] in places[kept]]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -273,10 +274,9 @@ class Events(Sequence[Event]):
             kind = type(default) if isinstance(default, bool | int | float) else object
             count = max(len(self.details), 1)
             table = np.full(count, default, kind)
-            for code, details in enumerate(self.details):
-                if name in details:
-                    with contextlib.suppress(TypeError, ValueError, OverflowError):
-                        table[code] = details[name]
+            for code, value in self._entries.get(name, {}).items():
+                with contextlib.suppress(TypeError, ValueError, OverflowError):
+                    table[code] = value
             column = table[self.column("details")]
             column.flags.writeable = False
             self._detailed[key] = column
@@ -284,8 +284,17 @@ class Events(Sequence[Event]):
 
     def has(self, name: str) -> ndarray:
         """Return for each event whether its details have this entry."""
-        codes = [code for code, details in enumerate(self.details) if name in details]
+        codes = list(self._entries.get(name, {}))
         return np.isin(self.column("details"), codes)
+
+    @cached_property
+    def _entries(self) -> dict[str, dict[int, Any]]:
+        """The entries of the distinct details: by name, and by the code of the details."""
+        entries: dict[str, dict[int, Any]] = defaultdict(dict)
+        for code, details in enumerate(self.details):
+            for name, value in details.items():
+                entries[name][code] = value
+        return dict(entries)
 
     @cached_property
     def sites(self) -> ndarray:
