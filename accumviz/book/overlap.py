@@ -34,7 +34,10 @@ _LEGEND = (
         "gradient",
         "the gradient of a layer is computed: its number, in the colour of its bucket",
     ),
-    ("reduce", "all-reduce: from when this rank is ready until both have the mean"),
+    (
+        "reduce",
+        "all-reduce of a bucket: from when this rank is ready until both have the mean",
+    ),
     ("wait", "the rank waits for the network, or for the other rank"),
     ("step", "optimizer step"),
 )
@@ -185,7 +188,7 @@ class Overlap(Picture):
         if one.kind != "reduce":
             return Mark(COMPUTE[rank], name, look, *place, label=_label(one), says=says)
         rows = len(set(self._buckets[setting][rank].values()))
-        label = "all-reduce" if rows <= _MOST_LABELLED else ""
+        label = f"bucket {one.bucket}" if rows <= _MOST_LABELLED else ""
         row = 100 * one.bucket / rows
         return Mark(NETWORK[rank], name, look, *place, row, 100 / rows, label, says)
 
