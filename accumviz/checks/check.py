@@ -63,7 +63,7 @@ RULES = (
     Rule(order.clip_per_micro_batch),
     Rule(order.clip_on_the_wrong_side),
     Rule(order.clip_of_nothing),
-    Rule(owners.gan_gradient_leak),
+    Rule(owners.gan_gradient_leak, ("partial-window-underscaled",)),
     Rule(several.fsdp2_zero_keeps_unsharded, ("leftover-carried",)),
     Rule(weights.leftover_carried, ("tail-dropped",), _SHARES),
     Rule(weights.double_division, needs=_SHARES),

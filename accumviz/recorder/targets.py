@@ -265,12 +265,15 @@ def collect(
 
 
 def _prefixed(objects: tuple[Any, ...], frame: Caller) -> Iterator[tuple[str, Any]]:
-    """Yield each object with its prefix: each of several modules has its name as one."""
+    """Yield each object with its prefix: each of several modules has a name of its own as one."""
     modules = [item for item in objects if isinstance(item, nn.Module)]
+    taken: list[str] = []
     for item in objects:
         prefix = ""
         if len(modules) > 1 and isinstance(item, nn.Module):
-            prefix = variable(frame, item) or type(item).__name__
+            name = variable(frame, item) or type(item).__name__
+            prefix = _distinct(name, taken)
+            taken.append(prefix)
         yield prefix, item
 
 

@@ -135,6 +135,25 @@ def a_gan_that_accumulates_both_losses_in_turns(record):
             of_maker.step()
 
 
+def a_gan_that_zeroes_each_player_after_its_step_alone(record):
+    """The first step of the judge reads one leaked loss, the later ones two."""
+    maker, judge = nn.Linear(2, 2), nn.Linear(2, 1)
+    makes, judges = (torch.optim.SGD(one.parameters(), lr=0.01) for one in (maker, judge))
+    with record(maker, judge, makes, judges):
+        for i in range(8):
+            fake = maker(torch.randn(3, 2))
+            ((judge(fake.detach()).mean() - judge(torch.randn(3, 2)).mean()) / 2).backward()
+            if i % 2:
+                judges.step()
+                judges.zero_grad()
+            # right: judge.requires_grad_(False)
+            (-judge(fake).mean() / 2).backward()  # finding: gan-gradient-leak
+            # right: judge.requires_grad_(True)
+            if i % 2:
+                makes.step()
+                makes.zero_grad()
+
+
 def a_gan_whose_judge_is_zeroed_too_early(record):
     """The generator's loss stays in the judge's gradients until the judge steps."""
     maker, judge = nn.Linear(2, 4), nn.Linear(4, 1)
