@@ -603,18 +603,12 @@ def _accumulate(record: Record, model: Any, optimizer: Any, clip: Callable[[], A
 
 
 @loop(4, ranks=True)
-def ddp(record: Record) -> Any:
-    model = nn.parallel.DistributedDataParallel(net())
-    clip = nn.utils.clip_grad_norm_
-    return _accumulate(record, model, sgd(model), lambda: clip(model.parameters(), 0.1))
-
-
-@loop(4, ranks=True)
 def ddp_with_views_and_parts_unused(record: Record) -> Any:
     model = nn.parallel.DistributedDataParallel(
         nn.ModuleList([net(), net()])[0], find_unused_parameters=True, gradient_as_bucket_view=True
     )
-    return _accumulate(record, model, sgd(model))
+    clip = nn.utils.clip_grad_norm_
+    return _accumulate(record, model, sgd(model), lambda: clip(model.parameters(), 0.1))
 
 
 @loop(4, ranks=True)
@@ -648,16 +642,6 @@ IN_RANKS |= {
     "fsdp1": Loop(partial(_fsdp1, use_orig_params=False), 4),
     "fsdp1 with the parameters as they were": Loop(partial(_fsdp1, use_orig_params=True), 4),
 }
-
-
-@loop(4, ranks=True)
-def fsdp2_with_a_clip(record: Record) -> Any:
-    from torch.distributed.fsdp import fully_shard
-
-    model: Any = net()
-    for part in (model[0], model[2], model):
-        fully_shard(part)
-    return _accumulate(record, model, sgd(model), lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.1))
 
 
 @loop(2, ranks=True)

@@ -298,6 +298,7 @@ def survey(train: Train, mode: dict[str, Any], wanted: Wanted = every) -> tuple[
     doors: list[types.CodeType] = []
     right = Run(train, mode, counting(calls, doors))
     assert right.raised == bare.raised
+    assert all(map(torch.equal, right.made, bare.made)) and torch.equal(right.random, bare.random)
     planted = plans(calls, doors, wanted)
     # What runs only when something has failed: that, too, may fail.
     inside = [code for code in sorted(calls, key=name_of) if code not in doors and code in holders()]
