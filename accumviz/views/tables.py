@@ -250,7 +250,7 @@ def _comes_to(report: Report) -> str:
         condition = f", if {report.condition}" if report.condition else ""
         return f"Healthy{condition}: check finds no mistake."
     if report.verdict == "no verdict":
-        return f"No verdict: {literal(report.reason)}."
+        return f"No verdict: {literal(report.reason).rstrip('.')}."
     mistakes = [one.rule for one in report.findings if one.severity != "note"]
     rules = []
     for rule, many in Counter(mistakes).items():
