@@ -419,7 +419,7 @@ class Columns:
         self._graphs: dict[int, Graph] = {}
         # What is said of the recording where it fails before anything is known of it.
         parameters = [Parameter(f"parameter {n}", (s,)) for n, s in enumerate(sizes)]
-        self.described: About = parameters, {"stopped": "it did not begin"}
+        self.last_about: About = parameters, {"stopped": "it did not begin"}
         self._written: About | None = None
         self._end: Details = {}
         self._given_up = False
@@ -499,7 +499,7 @@ class Columns:
             return
         try:
             self._writer.open()
-            self._writer.append(self._news())
+            self._writer.append(self._take_news())
             self._writes = True
         except OSError as error:
             if error.errno not in _FULL:  # a name that cannot be is the user's to know
@@ -510,12 +510,12 @@ class Columns:
             self._writer = None
             raise
 
-    def _news(self) -> Details:
-        """Return what the file does not say yet beside its events: lines of code, and what has changed."""
+    def _take_news(self) -> Details:
+        """Take what the file does not say yet beside its events: source files, and what is said of the recording."""
         news: Details = {"sources": self._sources.news()}
         parameters, meta = self._describe()
-        if self._written != self.described:
-            self._written = self.described
+        if self._written != self.last_about:
+            self._written = self.last_about
             news |= ledgerfile.described(parameters, self._layout.elements, meta)
         return news
 
@@ -527,11 +527,11 @@ class Columns:
     def _describe(self) -> About:
         """Return the parameters and what is said of the recording; once it has failed, as they were last."""
         try:
-            self.described = self._about()
+            self.last_about = self._about()
         except Exception:
             if not self._given_up:
                 raise
-        return self.described
+        return self.last_about
 
     def _append(self, header: Details, *arrays: dict[str, ndarray]) -> bool:
         """Write this to the file, with the news; return whether that has been done."""
@@ -539,7 +539,7 @@ class Columns:
         if writer is None or not (self._writes and writer.is_ours):
             return False
         try:
-            writer.append(header | self._news(), *arrays)
+            writer.append(header | self._take_news(), *arrays)
         except OSError as error:
             self._lose(error)
         return self._writes

@@ -129,13 +129,13 @@ def _past_identities(node: Any, at: int) -> tuple[Any, int]:
     return node, at
 
 
-def _only_parent(node: Any) -> Any:
+def _only_below(node: Any) -> Any:
     """Return the one node below this one; None where there is none, or several."""
     only = None
-    for parent, _ in _below(node):
-        if parent is not None and only is not None:
+    for one, _ in _below(node):
+        if one is not None and only is not None:
             return None
-        only = only or parent
+        only = only or one
     return only
 
 
@@ -292,8 +292,8 @@ class _Terms:
 
         The gradient scaler's factor is no part of it: `amp_scale` keeps that one.
         """
-        parent = _only_parent(node)
-        if parent is None:
+        below = _only_below(node)
+        if below is None:
             raise _UnreadableError(_PRODUCT)
         constant = _constant(node, name)
         value = _number(constant)
@@ -302,7 +302,7 @@ class _Terms:
         elif self._is_whole:
             row = self._row
             row.take(value, partial(row.details.__setitem__, "amp_scale"))
-        return [(parent, factor)]
+        return [(below, factor)]
 
     def _add_cross_entropy(
         self,
@@ -484,28 +484,28 @@ class _Reduced:
 
     def _descend(self) -> None:
         """Go down to where the loss proper begins."""
-        below = _only_parent(self.node)
+        below = _only_below(self.node)
         while below is not None:
             name = type(below).__name__
             if name in _JOINED or name in _CROSS_ENTROPIES:
                 self.node = below
                 return
-            parent = _only_parent(below)
-            if parent is None or not self._passes(below, name):
+            next_below = _only_below(below)
+            if next_below is None or not self._pass_through(below, name):
                 return
-            self.node, below = below, parent
+            self.node, below = below, next_below
 
-    def _passes(self, node: Any, name: str) -> bool:
-        """Return whether this operation does nothing else to elements, and take note of what it does."""
+    def _pass_through(self, node: Any, name: str) -> bool:
+        """Take note of what this operation does to elements; return whether that is scaling, masking or arranging."""
         if name in _REDUCING:
-            return self._passes_reduction(node, _REDUCING[name])
+            return self._pass_reduction(node, _REDUCING[name])
         if name in _POWERS:
-            return self._passes_scale(node, name)
+            return self._pass_scale(node, name)
         if name in _MASKED:
-            return self._passes_mask(node, name)
+            return self._pass_mask(node, name)
         return name in _ELEMENTWISE and getattr(node, "_saved_alpha", 1) == 1
 
-    def _passes_reduction(self, node: Any, kind: str) -> bool:
+    def _pass_reduction(self, node: Any, kind: str) -> bool:
         sizes = list(map(int, node._saved_self_sym_sizes))
         if kind == self._kind:
             self.count = math.prod(sizes)
@@ -517,7 +517,7 @@ class _Reduced:
             raise _UnreadableError(_NESTED)
         return False
 
-    def _passes_scale(self, node: Any, name: str) -> bool:
+    def _pass_scale(self, node: Any, name: str) -> bool:
         constant = _constant(node, name)
         if not isinstance(constant, Tensor) or constant.numel() == 1:
             inside = self._kind == "mean"
@@ -528,7 +528,7 @@ class _Reduced:
             return True
         return False
 
-    def _passes_mask(self, node: Any, name: str) -> bool:
+    def _pass_mask(self, node: Any, name: str) -> bool:
         mask = held(getattr(node, _MASKED[name]))
         if mask is None or node.next_functions[0][0] is None or not readable(mask):
             return False

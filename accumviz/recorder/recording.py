@@ -205,7 +205,7 @@ class Recording:
                 self._notes.append(_GROWN.format(name=name))
         finally:
             if self._parameters is None:
-                self._parameters = self._rows.described[0]
+                self._parameters = self._rows.last_about[0]
             self._steps.clear()
             self._optimizers.forget()
             self._memory = Held(wanted=False)

@@ -17,6 +17,10 @@ def test_every_event_kind_has_its_own_colour() -> None:
     assert len(set(style.KIND.values())) == len(KINDS)
 
 
+def test_every_event_kind_has_its_own_line() -> None:
+    assert set(style._DASHES) == set(KINDS)
+
+
 @given(st.floats(-1e300, 1e300))
 def test_a_written_number_reads_back_to_four_digits(value: float) -> None:
     written = style.number(value)
