@@ -77,6 +77,7 @@ def test_a_page_carries_little_and_asks_for_nothing_more() -> None:
     assert sizes["lab"] <= 16 * 1024
     assert sizes["overlap"] <= 8 * 1024
     assert sizes["predict"] <= 3_400
+    assert sizes["unfold"] <= 2 * 1024
     assert sizes["whole"] <= 29 * 1024 <= 0.75 * sum(sizes[name] for name in ("explore", "lab", "predict"))
     unwanted = r"\bimport\b|innerHTML|insertAdjacentHTML|document\.write|\beval\b|\bfetch\b|XMLHttpRequest|</script"
     for path in SCRIPTS.values():
@@ -86,7 +87,7 @@ def test_a_page_carries_little_and_asks_for_nothing_more() -> None:
 
 @pytest.mark.parametrize(
     ("name", "exports"),
-    [("accumviz", 0), ("explore", 0), ("whole", 0), ("lab", 0), ("explore-live", 1)],
+    [("accumviz", 0), ("explore", 0), ("whole", 0), ("lab", 0), ("unfold", 0), ("explore-live", 1)],
 )
 def test_a_module_has_one_export_the_view_where_a_notebook_loads_it(name: str, exports: int) -> None:
     text = SCRIPTS[name].read_text("utf-8")

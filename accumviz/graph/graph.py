@@ -81,6 +81,10 @@ class Node:
         """The node's name, or its module's when it is a fold, or its operation."""
         return self.name or (self.module if self.kind == "fold" else "") or self.op
 
+    def is_in(self, module: str) -> bool:
+        """Return whether it is of this module, or of one inside it."""
+        return f"{self.module}.".startswith(f"{module}.")
+
 
 @dataclass(frozen=True, slots=True)
 class Edge:
@@ -223,6 +227,56 @@ class Graph(Displayed):
             return "" if path in containers else path
 
         return self._fold(folded_module)
+
+    def inside(self, module: str) -> Graph:
+        """Unfold one module, and keep what it is linked to.
+
+        The modules inside it are folded, and so are those around it. A module that holds nothing but
+        another one is unfolded down to the first that holds more. Without a node in `module`, the
+        graph is empty.
+
+        >>> from accumviz.graph.graph import Edge, Graph, Node
+        >>> nodes = (Node(0, "MeanBackward0"), Node(1, "ReluBackward0", module="fc"),
+        ...          Node(2, "AddmmBackward0", module="fc"), Node(3, "MulBackward0"), Node(4, "AddBackward0"))
+        >>> graph = Graph(nodes, tuple(Edge(i, i + 1) for i in range(4)), (0,))
+        >>> [node.op for node in graph.inside("fc")]
+        ['MeanBackward0', 'ReluBackward0', 'AddmmBackward0', 'MulBackward0']
+        """
+        path = module.split(".")
+
+        def folded_module(node: Node) -> str:
+            parts = node.module.split(".")
+            for level in range(1, len(parts) + 1):
+                if parts[:level] != path[:level]:
+                    return ".".join(parts[:level])
+            return ""
+
+        around = self._fold(folded_module)
+        members = [node for node in around if node.is_in(module)]
+        if len(members) == 1 and members[0].kind == "fold":
+            return self.inside(members[0].module)
+        inner = {node.id for node in members}
+        kept = set(inner)
+        for edge in around.edges:
+            ends = {edge.source, edge.target}
+            if ends & inner:
+                kept |= ends
+        return around.subgraph(kept)
+
+    def subgraph(self, ids: Iterable[int]) -> Graph:
+        """Return these nodes, numbered anew, and the edges between them."""
+        place = {old: new for new, old in enumerate(sorted(ids))}
+        edges = []
+        for edge in self.edges:
+            if {edge.source, edge.target} <= place.keys():
+                edges.append(Edge(place[edge.source], place[edge.target]))
+        return replace(
+            self,
+            nodes=tuple(replace(self.nodes[old], id=new) for old, new in place.items()),
+            edges=tuple(edges),
+            roots=tuple(place[root] for root in self.roots if root in place),
+            order=(),  # it names nodes that are not there
+        )
 
     def _fold(self, group_of: Callable[[Node], str]) -> Graph:
         """Fold the nodes of each module that `group_of` names into one; others stay single."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from accumviz.graph.graph import Graph, Node
 from accumviz.show import counted, escape, literal
-from accumviz.views.style import CSS, CYCLE, MONO, number, size
+from accumviz.views.style import CSS, CYCLE, MONO, number, size, static
 
 TITLE, SMALL = 14.0, 12.5  # px
 SHRINK = 0.88  # the smallest text stays 11 px
@@ -36,6 +36,8 @@ html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --a
 .av-graph .av-freed .av-card { fill: none; stroke-dasharray: 5 4; }
 .av-graph .av-freed:not(.av-root) .av-card { stroke: var(--av-muted); }
 .av-graph .av-freed text { fill: var(--av-muted); }
+.av-graph .av-outside .av-card { fill: none; stroke: var(--av-muted); stroke-dasharray: 1.5 3; }
+.av-graph .av-outside text { fill: var(--av-muted); }
 .av-graph .av-edge { fill: none; stroke: var(--av-muted); stroke-width: 1.4; }
 .av-graph .av-tip { fill: var(--av-muted); stroke: none; }
 .av-graph figcaption { color: var(--av-muted); font-size: 0.8125rem; margin-top: 0.5rem; text-align: left; }
@@ -45,6 +47,7 @@ html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --a
 .av-graph .av-key .av-accumulate { border-color: var(--av-leaf); border-radius: 0.4em; }
 .av-graph .av-key .av-root { border-color: var(--av-root); border-width: 2px; }
 .av-graph .av-key .av-freed { border: 1.5px dashed var(--av-muted); background: none; }
+.av-graph .av-key .av-outside { border-style: dotted; background: none; }
 .av-graph .av-key .av-fold { box-shadow: 3px 3px 0 -1px var(--av-line); }
 .av-graph details { font-size: 0.8125rem; margin-top: 0.25rem; text-align: left; }
 .av-graph summary { cursor: pointer; color: var(--av-muted); width: max-content; }
@@ -65,6 +68,8 @@ html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --a
 NODES_LIMIT = 150
 # So many are looked at one by one; more open folded, where there are modules.
 _OPENED = 40
+# Characters of the drawings of what is inside modules: when there are as many, no more are made.
+_INSIDES = 1_000_000
 # Pixels.
 _TOP = 20
 _LINE = 17
@@ -84,6 +89,7 @@ _KEYS = {
     "accumulate": "leaf: adds to its .grad",
     "root": "root: backward starts here",
     "freed": "freed by backward",
+    "outside": "outside the module that is open",
 }
 # An element of a card: its name and looks (`text.av-title`), its attributes, and its text if it has one.
 Element = list[Any]
@@ -128,8 +134,7 @@ class Card:
         box = {"width": self.width, "height": self.height, "rx": 7}
         if "accumulate" in self.kinds:
             box["rx"] = 15
-        if self.full != self.title:
-            yield ["title", {}, self.full]
+        yield ["title", {}, self.full]
         if "fold" in self.kinds:
             yield ["rect.av-card", {"x": 4, "y": 4, **box}]
         yield ["rect.av-card", box]
@@ -158,8 +163,8 @@ class Card:
 def graph_html(graph: Graph) -> str:
     """Draw the graph as a self-contained HTML figure with a legend and the same content as text.
 
-    A graph with modules folds on the page, with no script, and a large one opens folded. Raises
-    LayoutError without Graphviz.
+    A graph with modules folds on the page, with no script, and a large one opens folded; there, a
+    script unfolds a module in place, and zooms. Raises LayoutError without Graphviz.
     """
     finest, *folded = forms(graph)
     pictures = [("Unfolded", finest, cards_of(finest))]
@@ -167,8 +172,17 @@ def graph_html(graph: Graph) -> str:
         pictures.append(("Folded by module", form, cards_of(form)))
     _, _, cards = pictures[0]
     legend = [card for _, _, shown in pictures for card in shown]
-    if len(finest) > _OPENED:
+    kind, more, notes = "", "", list(finest.notes)
+    if len(graph) > _OPENED:
         pictures.reverse()
+        insides, are_all = _insides(graph, [form for _, form, _ in pictures], legend)
+        sheet, script = static("unfold.css"), static("unfold.js")
+        kind = " av-large"
+        more = f'<style data-accumviz>{sheet}</style>\n{insides}<script type="module" data-accumviz>{script}</script>\n'
+        if not are_all:
+            notes.append(
+                "some modules do not unfold here: their drawings are too large"
+            )
     turns = ""
     for turn, form, shown in pictures[1:]:
         summary = f"<summary>{turn}: {len(form)} nodes</summary>"
@@ -178,12 +192,48 @@ def graph_html(graph: Graph) -> str:
     _, form, shown = pictures[0]
     items = "\n".join(f"<li>{line}</li>" for line in lines_of(finest, cards))
     return (
-        f'<figure class="accumviz av-graph"><style>{STYLE}</style>\n'
+        f'<figure class="accumviz av-graph{kind}"><style>{STYLE}</style>\n'
         f"{turns}{_scrolled(form, shown)}\n"
-        f"<figcaption>{_legend(legend)}{_notes(finest)}</figcaption>\n"
+        f"<figcaption>{_legend(legend)}{_notes(finest, notes)}</figcaption>\n"
         f"<details><summary>The graph as text ({counted(len(finest), 'node')})</summary>\n"
-        f"<ol>\n{items}\n</ol></details></figure>"
+        f"<ol>\n{items}\n</ol></details>\n{more}</figure>"
     )
+
+
+def _insides(
+    graph: Graph, drawn: Sequence[Graph], legend: list[Card]
+) -> tuple[str, bool]:
+    """Draw the inside of each folded module, those outside before those in them, and tell whether all are there.
+
+    The page's script opens them in place; without it, they are below the graph.
+    """
+    modules = dict.fromkeys(
+        node.module for form in drawn for node in form if node.kind == "fold"
+    )
+    todo = list(modules)
+    pictures: list[str] = []
+    for module in todo:
+        form = graph.inside(module)
+        if len(form) > NODES_LIMIT or sum(map(len, pictures)) > _INSIDES:
+            continue
+        cards = cards_of(form)
+        for node, card in zip(form, cards, strict=True):
+            if not node.is_in(module):
+                card.kinds.append("outside")
+            elif node.kind == "fold" and node.module not in modules:
+                modules[node.module] = None
+                todo.append(node.module)
+        legend += cards
+        name = escape(module)
+        drawing = _svg(form, cards, f"Inside {module}: {counted(len(form), 'node')}")
+        pictures.append(
+            f'<div data-inside="{name}"><p><code>{name}</code></p>{drawing}</div>\n'
+        )
+    if not pictures:
+        return "", not todo
+    summary = f"<summary>Inside {counted(len(pictures), 'module')}</summary>"
+    together = f'<details class="av-insides">{summary}\n{"".join(pictures)}</details>\n'
+    return together, len(pictures) == len(todo)
 
 
 def _legend(cards: list[Card]) -> str:
@@ -196,17 +246,17 @@ def _legend(cards: list[Card]) -> str:
     return " ".join(keys)
 
 
-def _notes(graph: Graph) -> str:
-    notes = list(graph.notes)
+def _notes(graph: Graph, notes: list[str]) -> str:
     if any(node.grad is not None for node in graph):
         grad = "grad: derivative of the root with respect to the value above it"
-        notes.insert(0, grad)
+        notes = [grad, *notes]
     return "".join(f"<br>{escape(note)}" for note in notes)
 
 
 def _scrolled(graph: Graph, cards: list[Card]) -> str:
     label = "Autograd graph, scrollable"
-    return f'<div class="av-scroll" tabindex="0" role="group" aria-label="{label}">{_svg(graph, cards)}</div>'
+    drawing = _svg(graph, cards, _summary(graph))
+    return f'<div class="av-scroll" tabindex="0" role="group" aria-label="{label}">{drawing}</div>'
 
 
 def forms(graph: Graph) -> list[Graph]:
@@ -220,7 +270,7 @@ def forms(graph: Graph) -> list[Graph]:
         if 2 < len(folded) < len(finer[-1]) - 2:  # else hardly another picture
             finer.append(folded)
     fitting = [form for form in finer if len(form) <= NODES_LIMIT]
-    shown, *others = fitting or [_nearest_the_loss(finer[-1])]
+    shown, *others = fitting or [finer[-1].subgraph(range(NODES_LIMIT))]
     if shown is not graph:
         note = f"{len(graph):,} nodes drawn as {len(shown):,}"
         if not fitting:
@@ -237,22 +287,6 @@ def _depths(graph: Graph) -> range:
         if node.module and node.kind != "accumulate":
             deepest = max(deepest, node.module.count(".") + 1)
     return range(deepest, 0, -1)
-
-
-def _nearest_the_loss(graph: Graph) -> Graph:
-    edges = []
-    for edge in graph.edges:
-        if max(edge.source, edge.target) < NODES_LIMIT:
-            edges.append(edge)
-    roots = tuple(root for root in graph.roots if root < NODES_LIMIT)
-    nodes = graph.nodes[:NODES_LIMIT]
-    return replace(
-        graph,
-        nodes=nodes,
-        edges=tuple(edges),
-        roots=roots,
-        order=(),
-    )
 
 
 def cards_of(graph: Graph, leaf: str = "grad") -> list[Card]:
@@ -441,23 +475,24 @@ def _xy(point: complex) -> str:
     return f"{point.real:.1f} {point.imag:.1f}"
 
 
-def _svg(graph: Graph, cards: list[Card]) -> str:
+def _svg(graph: Graph, cards: list[Card], label: str) -> str:
     width, height, centres, edges = place(graph, cards)
     parts = []
     for _, _, curve, tip in edges:
         parts.append(f'<path class="av-edge" d="{curve}"/>')
         if tip:
             parts.append(f'<path class="av-tip" d="{tip}"/>')
-    for card, centre in zip(cards, centres, strict=True):
+    for node, card, centre in zip(graph, cards, centres, strict=True):
         kinds = " ".join(f"av-{kind}" for kind in card.kinds)
         corner = _xy(centre - card.half)
-        parts.append(f'<g class="{kinds}" transform="translate({corner})">')
+        folded = f' data-module="{escape(node.module)}"' if node.kind == "fold" else ""
+        parts.append(f'<g class="{kinds}"{folded} transform="translate({corner})">')
         for element in (*card.elements(), *card.numbers_drawn()):
             parts.append(_tag(*element))
         parts.append("</g>")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" '
-        f'aria-label="{escape(_summary(graph))}" viewBox="0 0 {width:.0f} {height:.0f}" '
+        f'aria-label="{escape(label)}" viewBox="0 0 {width:.0f} {height:.0f}" '
         f'width="{width:.0f}" height="{height:.0f}" style="--av-width:{width:.0f}px">'
         + "\n".join([*parts, "</svg>"])
     )

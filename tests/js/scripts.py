@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 # What a page carries; each is one module with no import.
 BUNDLES = {
-    ROOT / "accumviz/views": ("accumviz",),
+    ROOT / "accumviz/views": ("accumviz", "unfold"),
     ROOT / "accumviz/book": (
         "explore",
         "explore-live",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -173,3 +174,62 @@ def test_a_graph_of_more_nodes_than_can_be_looked_at_opens_folded() -> None:
     assert first == ("<summary>Unfolded: 49 nodes</summary>", "Autograd graph of loss: 49 nodes")
     assert folded == ("", "Autograd graph of loss: 9 nodes")
     assert "The graph as text (49 nodes)" in large
+
+
+def nested() -> Graph:
+    """A loss over a stack of 14 blocks, each with two modules of four operations and an addition between them."""
+    homes = [""]
+    for block in range(14):
+        homes += [f"stack.{block}.mlp"] * 4 + [f"stack.{block}"] + [f"stack.{block}.attn"] * 4
+    nodes = [Node(i, f"Op{i}", module=home) for i, home in enumerate(homes)]
+    return Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(len(nodes) - 1)), (0,))
+
+
+def insides(graph: Graph) -> dict[str, list[str]]:
+    """The titles of what is drawn inside each module."""
+    found = re.findall(r'<div data-inside="(.*?)">.*?(<svg.*?</svg>)', drawing.graph_html(graph), re.DOTALL)
+    return {name: re.findall(r'class="av-title"[^>]*>(.*?)<', svg) for name, svg in found}
+
+
+def test_each_folded_module_of_a_large_graph_has_its_inside_with_what_is_next_to_it() -> None:
+    drawn = insides(nested())
+    blocks = [f"stack.{i}" for i in range(14)]
+    parts = [f"{block}.{part}" for block in blocks for part in ("mlp", "attn")]
+    assert sorted(drawn) == sorted([*blocks, *parts])
+    assert drawn["stack.1"] == ["stack.0", "stack.1.mlp", "Op14", "stack.1.attn", "stack.2"]
+    assert drawn["stack.1.attn"] == ["Op14", "Op15", "Op16", "Op17", "Op18", "stack.2"]
+
+
+def test_what_is_outside_an_open_module_looks_so_and_the_legend_says_it() -> None:
+    html = drawing.graph_html(nested())
+    (inside,) = re.findall(r'data-inside="stack.1">.*?</svg>', html, re.DOTALL)
+    assert re.findall(r'class="av-fold av-outside" data-module="(.*?)"', inside) == ["stack.0", "stack.2"]
+    assert 'aria-label="Inside stack.1: 5 nodes"' in inside
+    assert "outside the module that is open" in html
+
+
+def test_a_module_that_holds_one_module_alone_opens_to_what_is_in_that() -> None:
+    nodes = [Node(i, f"Op{i}", module="a.b") for i in range(3)]
+    graph = Graph(tuple(nodes), (Edge(0, 1), Edge(1, 2)), (0,))
+    assert [node.op for node in graph.inside("a")] == ["Op0", "Op1", "Op2"]
+    assert len(graph.inside("c")) == 0
+
+
+def test_a_small_graph_carries_no_script_and_no_insides() -> None:
+    assert "<script" not in drawing.graph_html(modules(3, 4))
+    assert not insides(modules(3, 4))
+
+
+@pytest.mark.parametrize("graph", [modules(2, 160), nested()], ids=["nodes", "bytes"])
+def test_what_is_too_large_does_not_unfold_and_says_so(graph: Graph) -> None:
+    said = "some modules do not unfold here: their drawings are too large"
+    wide = [replace(node, name="x" * 400_000) if node.module == "stack.0" else node for node in graph]
+    html = drawing.graph_html(replace(graph, nodes=tuple(wide)))
+    assert said in html
+    assert len(html) < 4_000_000
+    assert said not in drawing.graph_html(nested())
+
+
+def test_each_node_of_a_drawing_is_named_where_a_pointer_rests() -> None:
+    names = re.findall(r"<title>(.*?)</title>", svg_of(chain()))
+    assert names == ["loss", "temp2", "w"]

@@ -11,9 +11,6 @@ import { clamp } from "./numbers.js";
 import { moment, remark } from "./moment.js";
 import { zooming } from "./zoom.js";
 
-/** @type {[string, string, number][]} */
-const TOOLS = [["−", "zoom out", 0.8], ["+", "zoom in", 1.25], ["fit", "fit the whole graph", 0]];
-
 /** @param {Layout} layout @param {GraphData} graph @param {(node: number) => void} click */
 function drawing(layout, graph, click) {
   const cards = layout.n.map((node, i) => card(node, graph.v[i]));
@@ -61,14 +58,13 @@ export function graphPane(app) {
   const made = pane("graph", "Graph", box, h("div.av-below", {}, sub, note));
   const view = zooming(box);
   const total = () => shown?.graph.order.length ?? 0;
-  const faces = TOOLS.map(([face, label, by]) => button("zoom", label, () => view.zoom(by), face));
   const turn = button("zoom", "fold or unfold modules", () => {
     ledger.other = !ledger.other;
     put(turn, { "aria-pressed": ledger.other });
     go({ n: null, node: -1 });
   }, "modules");
   turn.hidden = !data.graphs.some(({ other }) => other);
-  const tools = h("span.av-tools", {}, turn, ...faces);
+  const tools = h("span.av-tools", {}, turn, ...view.tools());
   made.head.append(tools);
   /** @type {ReturnType<typeof drawing> | undefined} */
   let shown;

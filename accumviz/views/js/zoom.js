@@ -1,10 +1,13 @@
 /** A box in which a drawing is zoomed, fitted and panned. */
 
-import { put } from "./dom.js";
+import { button, put } from "./dom.js";
 import { clamp } from "./numbers.js";
 
 /** A pointer that moved further than this was dragging, not clicking. */
 const STILL = 4;
+
+/** @type {[string, string, number][]} */
+const TOOLS = [["−", "zoom out", 0.8], ["+", "zoom in", 1.25], ["fit", "fit the whole graph", 0]];
 
 /** Letters are as small as may be. */
 const READ = 0.88;
@@ -47,6 +50,7 @@ export function zooming(box) {
   return {
     zoom,
     fit,
+    tools: () => TOOLS.map(([face, label, by]) => button("zoom", label, () => zoom(by), face)),
     isStill: () => moved < STILL,
     scale: () => scale,
     /** @param {{w: number, h: number} | undefined} now */
