@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.browser.frames import drawn, still
-from tests.views.test_graph import chain, modules, nested
+from tests.views.test_graph import modules, nested
 
 Open = Callable[..., Any]
 BOX = ".av-bar + .av-scroll"
@@ -20,6 +21,22 @@ TALL = "document.body.style.paddingBottom = '3000px'"
 def titles(page: Any) -> list[str]:
     drawn(page)
     return page.locator(f"{BOX} .av-title").all_text_contents()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("width", [375, 1000])
+def test_a_click_on_a_module_unfolds_it_and_the_path_leads_back(shown: Open, width: int) -> None:
+    page = shown(nested(), wait=BOX, width=width)
+    whole = titles(page)
+    assert len(whole) == 15
+    page.get_by_role("button", name="unfold stack.1", exact=True).click()
+    assert set(titles(page)) == {"stack.0", "stack.1.mlp", "Op14", "stack.1.attn", "stack.2"}
+    page.get_by_role("button", name="unfold stack.1.attn").click()
+    assert len(titles(page)) == 6
+    path = page.get_by_role("navigation", name="modules")
+    assert path.inner_text().replace("\n", " ").startswith("whole graph stack.1 attn")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    path.get_by_role("button", name="whole graph").click()
+    assert titles(page) == whole
 
 
 def test_modules_unfold_and_fold_by_key_and_the_focus_is_where_the_reader_came_from(shown: Open) -> None:
@@ -58,6 +75,23 @@ def test_a_drawing_is_zoomed_by_wheel_button_and_key_and_fitted(shown: Open) -> 
     assert page.locator(BOX).evaluate("box => box.scrollHeight <= box.clientHeight")
 
 
+def test_a_drag_pans_and_unfolds_nothing(shown: Open) -> None:
+    page = shown(nested(), wait=BOX)
+    for _ in range(4):
+        page.get_by_role("button", name="zoom in").click()
+    before, place = titles(page), "box => [box.scrollLeft, box.scrollTop]"
+    page.locator(BOX).scroll_into_view_if_needed()
+    box = page.locator(BOX).bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + 300
+    _, top = page.locator(BOX).evaluate(place)
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x - 40, y - 60)
+    page.mouse.up()
+    assert page.locator(BOX).evaluate(place) == pytest.approx([0, top + 60], abs=2)
+    assert titles(page) == before
+
+
 def test_a_wheel_over_a_large_drawing_moves_the_page_until_the_reader_is_in_it(shown: Open) -> None:
     page = shown(modules(1, 60), wait=BOX)
     page.evaluate(TALL)
@@ -82,8 +116,10 @@ def test_a_page_prints_the_drawing_whole_and_without_its_bar(shown: Open) -> Non
     )
 
 
-def test_without_a_script_the_drawing_and_the_insides_are_there(shown: Open) -> None:
-    page = shown(nested(), chain(), wait=".av-form + .av-scroll", java_script_enabled=False)
+def test_without_a_script_the_drawing_and_the_insides_are_there(watch: Open, tmp_path: Path) -> None:
+    page = watch(java_script_enabled=False).page
+    nested().save(tmp_path / "graph.html")
+    page.goto((tmp_path / "graph.html").as_uri())
     assert page.locator(".av-form + .av-scroll svg").is_visible()
     assert not page.locator("[data-inside] svg").first.is_visible()
     page.get_by_text("Inside 42 modules").click()
