@@ -36,8 +36,8 @@ def trace(*tensors: torch.Tensor, values: bool = False) -> Graph:
     what the operations' own formulas give. Only formulas of PyTorch's own are called, those that
     are known to do nothing else: no hook, no custom Function, no collective runs, and `.grad`,
     random state and graph stay unchanged. What a real backward brought, and which module ran an
-    operation, is in the graphs of `record(..., graphs=True)`. A graph of more than 40 nodes is shown
-    folded by module: a click on a module unfolds it, and the drawing is zoomed and panned.
+    operation, is in the graphs of `record(..., graphs=True)`. Such a graph of more than 40 nodes is
+    shown folded: a click on a module unfolds it. Any large drawing is zoomed and panned.
 
     Raises `TypeError` for what is not a tensor, `ValueError` for a tensor without a graph.
 
