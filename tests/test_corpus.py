@@ -111,9 +111,16 @@ def test_a_suggestion_keeps_conditions_and_is_left_out_where_it_would_not_be_rea
     [
         ("a_gan_that_accumulates_both_losses_in_turns", "  of_maker.step()\n+ of_judge.zero_grad()"),
         ("a_gan_whose_judge_is_zeroed_too_early", "+ of_judge.zero_grad()\n  loss.backward()"),
+        (
+            "clipped_before_it_is_unscaled",
+            (
+                "- s.unscale_(optimizer)  # wrong\n+ s.unscale_(optimizer)  # wrong\n"
+                "  nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # finding: clip-scaled-grads"
+            ),
+        ),
     ],
 )
-def test_a_player_of_a_gan_is_zeroed_before_its_own_loss(name: str, suggested: str, tmp_path: Path) -> None:
+def test_a_suggestion_puts_a_call_where_the_right_twin_has_it(name: str, suggested: str, tmp_path: Path) -> None:
     (finding,) = serious(judged(MISTAKES[name], tmp_path, right=False))
     assert finding.suggestion == suggested
 

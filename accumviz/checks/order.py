@@ -171,7 +171,7 @@ def clip_scaled_grads(optimizer: OptimizerHistory) -> Findings:
     suggestion = ""
     # What is clipped more than once in a window cannot be unscaled each time.
     if step is not None and sum(c < step for c in early) == 1:
-        suggestion = _unscaled_above(optimizer, clip, step)
+        suggestion = _unscaled_first(optimizer, clip, step)
     yield optimizer.finding(
         "error",
         clip,
@@ -182,15 +182,19 @@ def clip_scaled_grads(optimizer: OptimizerHistory) -> Findings:
         },
         cause=(
             f"The clip sees gradients that are still multiplied by {scale:g}; after the division, next to nothing "
-            "is left."
+            "is left. Unscale once, before the clip."
         ),
         suggestion=suggestion,
         times=len(early),
     )
 
 
-def _unscaled_above(analysis: LedgerAnalysis, clip: int, step: int) -> str:
-    """Suggest to unscale above a clip, with the names that the step's line has."""
+def _unscaled_first(analysis: OptimizerHistory, clip: int, step: int) -> str:
+    """Suggest to unscale above a clip: move the line that does so, or add one with the names of the step's line."""
+    late = between(analysis.changing["unscale"], clip, step)
+    if late:
+        unscale, place = analysis.ledger[late[0]], analysis.ledger[clip]
+        return analysis.code.moved(unscale, place, below=False)
     call = re.search(r"([\w.]+)\.step\(\s*([\w.]+)", analysis.ledger[step].source)
     scaler, optimizer = call.groups() if call else ("scaler", "optimizer")
     line = f"{scaler}.unscale_({optimizer})"
