@@ -305,13 +305,21 @@ def divided(event: Event, by: str) -> str:
     >>> print(divided(Event(0, "backward", "(a - b).mean()", "a.py", 3, "(a - b).mean().backward()"), "4"))
     - (a - b).mean().backward()
     + (((a - b).mean()) / 4).backward()
+    >>> print(divided(Event(0, "backward", "f(x, y)", "a.py", 3, "f(x,y).backward()  # f(x, y)"), "4"))
+    - f(x,y).backward()  # f(x, y)
+    + (f(x,y) / 4).backward()  # f(x, y)
     """
     label = event.label
+    # A comment may say the loss's name as well.
+    code = re.split(r"\s+#", event.source)[0]
+    written = code.partition(".backward(")[0]
+    if written.replace(" ", "") == label.replace(" ", ""):
+        label = written
     # What is divided already was to be divided by something else.
-    divisible = label and "/" not in label and "backward(" in event.source
-    if not divisible or event.source.count(label) != 1:
+    divisible = label and "/" not in label and "backward(" in code
+    if not divisible or code.count(label) != 1:
         return ""
-    before, after = event.source.split(label)
+    before, after = event.source.split(label, 1)
     enclosed = before.endswith("(") and after.startswith(")")
     is_plain = re.fullmatch(rf"{_NAME}(\(.*\))?", label) is not None
     quotient = f"{label} / {by}" if is_plain else f"({label}) / {by}"
