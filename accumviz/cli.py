@@ -506,9 +506,21 @@ def _finish(recordings: list[Any], notes: list[str], options: Any) -> int:
             codes.add(_judge(recording, options))
     for note in notes:
         _warn(note)
-    if is_judged:
+    if not is_judged:
+        _say_misplaced(_command(options))
+    else:
         _say_next([recording.file for recording in recordings])
     return _FAILED if _FAILED in codes else max(codes, default=0)
+
+
+def _say_misplaced(command: list[str]) -> None:
+    """Say which option for us stood after the script, and so was the script's."""
+    name, *arguments = command
+    for option in ("--check", "--fail-on"):
+        if option in arguments:
+            _warn(
+                f"{option} stands after {name}, so the script got it; if it is meant for accumviz, put it before"
+            )
 
 
 def _say_next(files: list[Path | None]) -> None:

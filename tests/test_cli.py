@@ -241,13 +241,16 @@ def test_a_finding_fails_the_run_where_that_was_asked_for_and_nothing_else(tmp_p
     shown = rf"  train\.py:{line}\n  {line - 2} \| .*\n  .*\n  {line} \| ( *)loss\.backward\(\)\n +\| \1\^{{15}}\n"
     assert re.search(shown, err), err
     assert err.endswith("\n\nLook at it: accumviz view train.ledger\n"), "what to type next is the last line"
-    assert "loss-not-divided  at event 3, 2 times" in err, "an index among events is not the number of a step"
+    assert "loss-not-divided  at event 1, 2 times" in err, "an index among events is not the number of a step"
     assert "train.ledger" in err
     # The next run takes the next name, and without being asked judges nothing.
     again = ran(tmp_path, "-m", "accumviz", "run", "train.py")
     assert (again[0], again[1]) == (0, out)
     assert "train-2.ledger" in again[2]
     assert "Report" not in again[2]
+    misplaced = ran(tmp_path, "-m", "accumviz", "run", "train.py", "--fail-on", "warning")
+    assert misplaced[0] == 0
+    assert "--fail-on stands after train.py, so the script got it" in misplaced[2]
     taken = ran(tmp_path, "-m", "accumviz", "run", "--out", "train.ledger", "train.py")
     assert taken[0] == 2
     assert "exists already" in taken[2]
@@ -399,6 +402,12 @@ def test_check_fails_where_it_was_asked_to(tmp_path: Path, capsys: pytest.Captur
 
 
 NAMED = "loss-not-divided"
+
+
+def test_a_comment_that_ignores_no_rule_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger(wrong=True, comment="  # accumviz: ignore[loss-not-divide]").save(tmp_path / "x.ledger")
+    out = said(capsys, "check", tmp_path / "x.ledger")[1]
+    assert "No rule is called 'loss-not-divide', as the comment on this line has it." in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

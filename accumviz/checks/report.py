@@ -55,7 +55,7 @@ _COLORS = {
 }
 
 _NOT_SEEN = (
-    "Not seen: an EMA, a teacher or other state that steps by itself, optimizer state that was loaded, "
+    "Not checked: an EMA, a teacher or other state that steps by itself, optimizer state that was loaded, "
     "terms of a loss without a gradient."
 )
 
@@ -155,7 +155,8 @@ class Report(Displayed):
         """The verdict, or how many findings of each severity there are."""
         if self.verdict != "findings":
             meant = f", if {self.condition}" if self.condition and self.healthy else ""
-            return self.verdict + meant
+            notes = f", {counted(len(self.findings), 'note')}" if self.findings else ""
+            return self.verdict + meant + notes
         counts = Counter(finding.severity for finding in self.findings)
         return ", ".join(
             counted(counts[each], each) for each in SEVERITIES if counts[each]
@@ -241,7 +242,9 @@ def _head(finding: Finding) -> str:
     """Name a finding's rule, and say where it was met and how often."""
     head = finding.rule
     head += "" if finding.rank is None else f"  rank {finding.rank}"
-    head += "" if finding.step is None else f"  at event {finding.step}"
+    # The event of the line that is shown, as a page has it.
+    at = finding.step if finding.event is None else finding.event
+    head += "" if at is None else f"  at event {at}"
     return head + (f", {finding.times} times" if finding.times > 1 else "")
 
 
