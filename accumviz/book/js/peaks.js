@@ -117,7 +117,7 @@ async function peaks({ model, el }) {
     h("p.av-title", {}, "Memory in use after each operation of one step, in MiB. At the right: the peak of each K."),
     picture.plot, phases, operation, h("p.av-legend", {}, ...keys),
     h("div.av-keys", {}, h("label", {}, "K micro-batches a step ", many, shown),
-      h("label", {}, checks, " checkpoints: recompute"),
+      h("label", {}, checks, " checkpoints"),
       h("label", {}, "your GPU ", holds), h("label", {}, "operation ", scrub))));
 
   /** @param {() => void} change */
