@@ -65,7 +65,7 @@ def test_axe_finds_nothing_on_a_loop_lab_with_a_line_in_hand(mode: str, watch: O
     page.get_by_role("button", name="optimizer.zero_grad(), first").click()
     assert violations(watched) == []
     page.get_by_role("button", name="put optimizer.zero_grad() below the step").click()
-    page.get_by_text("Mended").wait_for()
+    page.get_by_text("Healthy").first.wait_for()
     assert violations(watched) == []
 
 
