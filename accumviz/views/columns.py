@@ -39,6 +39,8 @@ _SAVED = (
     ("saved_before", "saved before the backward", 0.5),
     ("saved_after", "saved after it", 0.95),
 )
+# How a place looks where nothing was measured.
+_UNMEASURED: dict[str, Any] = {"edge": MUTED, "hatch": "xx", "linewidth": 0}
 
 
 class EventColumns(NamedTuple):
@@ -190,19 +192,24 @@ def draw_name(
 def draw_saved(
     canvas: Canvas, columns: EventColumns, top: float
 ) -> tuple[float, list[Key]]:
-    """Draw the bytes of saved tensors, where each backward was measured; return where they end, and their legend."""
-    events = columns.events
-    sizes = [event.saved_before for event in events if event.kind == "backward"]
-    if not sizes or any(map(math.isnan, sizes)):
+    """Draw the bytes of saved tensors, where any backward was measured; return where they end, and their legend."""
+    backwards = [i for i, one in enumerate(columns.events) if one.kind == "backward"]
+    sizes = [columns.events[i].saved_before for i in backwards]
+    most = max((size for size in sizes if not math.isnan(size)), default=math.nan)
+    if math.isnan(most):
         return top, []
-    most = max(sizes)
     top = draw_name(canvas, "saved tensors", f"0 to {style.size(most)}", top)
     base = top + _STRIP - 4
     keys = _draw_stairs(canvas, columns, base, (_STRIP - 18) / (most or 1.0))
     canvas.level(columns.left, columns.end, base, color=LINE, linewidth=0.8)
-    for i, event in enumerate(events):
-        if event.kind == "backward":
+    for i, size in zip(backwards, sizes, strict=True):
+        if math.isnan(size):
+            x = columns.left + columns.width * i
+            canvas.box(x, top + 14, columns.width, base - top - 14, **_UNMEASURED)
+        else:
             _write_sizes(canvas, columns, i, top + 6)
+    if any(map(math.isnan, sizes)):
+        keys.append(Key("not measured", MUTED, 0, hatch="xx"))
     return top + _STRIP, keys
 
 

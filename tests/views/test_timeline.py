@@ -336,6 +336,10 @@ def test_a_bar_is_as_tall_before_the_unscale_as_after_it() -> None:
 
 
 @pytest.mark.parametrize("measured", [0, 1, 3])
-def test_saved_bytes_have_a_strip_where_each_backward_was_measured(measured: int) -> None:
+def test_saved_bytes_have_a_strip_in_which_what_was_not_measured_is_hatched(measured: int) -> None:
     rows = [backward(1, i + 1, **(SAVING if i < measured else {})) for i in range(3)]
-    assert ("saved tensors" in texts(timeline(Ledger.build([W], rows)))) == (measured == 3)
+    figure = timeline(Ledger.build([W], rows))
+    assert ("saved tensors" in texts(figure)) == bool(measured)
+    assert ("not measured" in texts(figure)) == (measured == 1)
+    hatched = [patch for patch in figure.axes[0].patches if patch.get_hatch() == "xx" and patch.get_height() > 20]
+    assert len(hatched) == (2 if measured == 1 else 0)
