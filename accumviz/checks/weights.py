@@ -643,7 +643,7 @@ def _differing_sums(optimizer: OptimizerHistory) -> Conditions:
 
 
 def _constant_sum(analysis: LedgerAnalysis, shares: WindowShares) -> Conditions:
-    """Name the sum of a loss's shares, where neither it nor that of all losses is 1; or which samples it compares."""
+    """Name the sum of a loss's shares, unless it or the sum of all losses is 1; or say what it compares."""
     if not _have_one_sum(shares):
         return
     share = shares[0]

@@ -146,7 +146,7 @@ def called(item: Any, frame: Caller) -> str:
 def horizon(scheduler: Any) -> int | None:
     """Return for how many steps a schedule was made; None where it does not say, or one after another has no end."""
     held = vars(scheduler)
-    for function in held.get("lr_lambdas", ()):  # those of transformers are partials
+    for function in held.get("lr_lambdas", ()):  # transformers makes partials
         held = getattr(function, "keywords", {})
     if "_milestones" in held:
         last = horizon(held["_schedulers"][-1])
@@ -265,7 +265,7 @@ def collect(
 
 
 def _prefixed(objects: tuple[Any, ...], frame: Caller) -> Iterator[tuple[str, Any]]:
-    """Yield each object with its prefix: each of several modules has a name of its own as one."""
+    """Yield each object with its prefix. Among several modules, each has a distinct name as its prefix."""
     modules = [item for item in objects if isinstance(item, nn.Module)]
     taken: list[str] = []
     for item in objects:
