@@ -12,6 +12,8 @@ from typing import Any
 from accumviz import arguments
 from accumviz.show import Displayed, counted, plural
 
+# Of more nodes, modules are shown folded.
+FOLDED = 40
 _REPR_ROWS = 16
 
 

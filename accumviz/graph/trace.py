@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from types import FrameType
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch.nn import Module
 
 from accumviz import arguments
-from accumviz.graph.graph import Graph, Node, Saved
+from accumviz.graph.graph import FOLDED, Graph, Node, Saved
 from accumviz.graph.node_values import Walk, gradients, numbers, results
 from accumviz.graph.scopes import Scopes, submodules
 from accumviz.recorder import memory
@@ -36,8 +37,10 @@ def trace(*tensors: torch.Tensor, values: bool = False) -> Graph:
     what the operations' own formulas give. Only formulas of PyTorch's own are called, those that
     are known to do nothing else: no hook, no custom Function, no collective runs, and `.grad`,
     random state and graph stay unchanged. What a real backward brought, and which module ran an
-    operation, is in the graphs of `record(..., graphs=True)`. Such a graph of more than 40 nodes is
-    shown folded: a click on a module unfolds it. Any large drawing is zoomed and panned.
+    operation, is in the graphs of `record(..., graphs=True)`.
+
+    A graph of more than 40 nodes is shown folded: a click on a module unfolds it. There, an operation
+    counts to the innermost module that holds the parameters which are used before it and after it.
 
     Raises `TypeError` for what is not a tensor, `ValueError` for a tensor without a graph.
 
@@ -147,6 +150,8 @@ def graph_of(
     values, grads = values or {}, grads or {}
     paths = _Paths(scopes, walk.leaves)
     storages = _Storages(walk.leaves)
+    traced = len(walk.order) > FOLDED and not len(scopes)
+    between = paths.between(walk) if traced else {}
     nodes = []
     for i, fn in enumerate(walk.order):
         leaf = walk.leaves.get(i)
@@ -159,7 +164,8 @@ def graph_of(
             shape, dtype = _described(leaf)
         else:
             name = names.of(names.tensors.get(fn))
-            module = paths.joined(*scopes.at(fn._sequence_nr()))
+            ran_in = paths.joined(*scopes.at(fn._sequence_nr()))
+            module = between.get(fn, ran_in)
             shape, dtype = _described(next(iter(fn._input_metadata), None))
             saved, alive = storages.saved(fn)
         node = Node(
@@ -221,6 +227,40 @@ class _Paths:
         if len(self._roots) < 2:
             return path
         return f"{root}.{path}".strip(".")
+
+    def between(self, walk: Walk) -> dict[Any, str]:
+        """Return for each operation the innermost module that holds the parameters used before it and after it."""
+        used: dict[Any, list[str]] = {}
+        for edge in walk.edges:
+            leaf = walk.leaves.get(edge.target)
+            if leaf is not None and id(leaf) in self._parameters:
+                module = self.of(leaf).rpartition(".")[0]
+                used.setdefault(walk.order[edge.source], []).append(module)
+        operations = [fn for i, fn in enumerate(walk.order) if i not in walk.leaves]
+        operations.sort(key=lambda fn: fn._sequence_nr())
+        before = _holds(used.get(fn) for fn in operations)
+        after = _holds(used.get(fn) for fn in reversed(operations))[::-1]
+        places = {}
+        for fn, *ends in zip(operations, before, after, strict=True):
+            places[fn] = _common(used.get(fn) or ends)
+        return places
+
+
+def _holds(used: Iterable[list[str] | None]) -> list[str]:
+    """Return for each operation the module of the parameters used last."""
+    last = ""
+    return [last := _common(modules) if modules else last for modules in used]
+
+
+def _common(modules: Iterable[str]) -> str:
+    """Return the innermost module that holds all these.
+
+    >>> _common(["body.0.attn", "body.0.mlp"])
+    'body.0'
+    """
+    levels = zip(*[module.split(".") for module in modules], strict=False)
+    shared = takewhile(lambda names: len(set(names)) == 1, levels)
+    return ".".join(name for name, *_ in shared)
 
 
 class _Storages:

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
-from accumviz.graph.graph import Graph, Node
+from accumviz.graph.graph import FOLDED, Graph, Node
 from accumviz.show import counted, escape, literal
 from accumviz.views.style import CSS, CYCLE, MONO, number, size, static
 
@@ -66,8 +66,6 @@ html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --a
     mono=MONO,
 )
 NODES_LIMIT = 150
-# So many are looked at one by one; more open folded, where there are modules.
-_OPENED = 40
 # Characters of the drawings of what is inside modules: when there are as many, no more are made.
 _INSIDES = 1_000_000
 # Pixels.
@@ -173,7 +171,7 @@ def graph_html(graph: Graph) -> str:
     _, _, cards = pictures[0]
     legend = [card for _, _, shown in pictures for card in shown]
     kind, more, notes = "", "", list(finest.notes)
-    if len(graph) > _OPENED:
+    if len(graph) > FOLDED:
         pictures.reverse()
         insides, are_all = _insides(graph, [form for _, form, _ in pictures], legend)
         sheet, script = static("unfold.css"), static("unfold.js")
@@ -276,7 +274,7 @@ def forms(graph: Graph) -> list[Graph]:
         if not fitting:
             note += ", those nearest the loss"
         shown = replace(shown, notes=(*shown.notes, note))
-    readable = [form for form in others if len(form) <= _OPENED]
+    readable = [form for form in others if len(form) <= FOLDED]
     return [shown, *(readable[:1] or others[-1:])]
 
 

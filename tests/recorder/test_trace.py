@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import accumviz as av
 from accumviz.graph.trace import trace
 from tests.thorough import examples
 
@@ -178,6 +179,27 @@ def test_two_models_lead_their_paths_with_their_own_names() -> None:
     g_loss = disc(gen(torch.ones(1, 2))).sum()
     names = {n.name for n in trace(g_loss) if n.op == "AccumulateGrad"}
     assert names == {"gen.weight", "gen.bias", "disc.weight", "disc.bias"}
+
+
+def test_a_large_graph_has_modules_around_those_that_ran_its_operations() -> None:
+    layers = [nn.TransformerEncoderLayer(8, 2, 16) for _ in range(2)]
+    model = nn.Sequential(nn.Embedding(5, 8), nn.Sequential(*layers), nn.Linear(8, 5))
+
+    def loss() -> torch.Tensor:
+        return model(torch.arange(10).view(5, 2) % 5).logsumexp(-1).mean()
+
+    traced = trace(loss())
+    with av.record(model, graphs=True) as recording:
+        loss().backward()
+    ran = recording.graphs[0]
+    assert [node.op for node in traced] == [node.op for node in ran]
+    used = {edge.source for edge in traced.edges if traced.nodes[edge.target].kind == "accumulate"}
+    for node, its in zip(traced, ran, strict=True):
+        # Attention runs the product of its `out_proj` itself.
+        assert its.is_in(node.module) or not node.module or (node.is_in(its.module) and node.id in used)
+    assert {"0", "1.0", "1.1", "2"} <= {node.module for node in traced.collapse_modules(2) if node.kind == "fold"}
+    few = trace(model[2](torch.randn(2, 8)))
+    assert {node.module for node in few if node.kind == "operation"} == {""}
 
 
 def test_twenty_thousand_operations_need_no_recursion() -> None:
