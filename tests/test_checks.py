@@ -935,6 +935,35 @@ def test_frozen_parameters_and_empty_groups_of_an_optimizer_are_to_be_meant() ->
     assert "a group of optimizer without a parameter is meant (test_checks.py:" in condition
 
 
+@pytest.mark.parametrize(
+    ("penalty", "meant"),
+    [
+        ("w.square().sum()", True),
+        ("w.abs().sum()", True),
+        ("w.square().sum() / 4", False),
+        ("w.square().sum() * (n == 0)", False),
+        ("w[x.long()].square().sum()", False),  # of the samples' own rows
+        ("(w * x).square().sum()", False),
+    ],
+)
+def test_a_penalty_on_weights_in_each_micro_batch_is_to_be_meant(penalty: str, meant: bool) -> None:
+    torch = pytest.importorskip("torch")
+    w = torch.ones(8, requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=0.01)
+    with av.record(w, optimizer) as recording:
+        for _ in range(3):
+            for n in range(4):
+                x = torch.arange(8.0)
+                added = eval(penalty, {"w": w, "x": x, "n": n})
+                (((w * x) ** 2).mean() / 4 + 0.1 * added).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    said = "a penalty on weights that is added 4 times in a step is meant (test_checks.py:"
+    report = av.check(recording)
+    assert report.healthy
+    assert (said in report.condition) == meant, report.condition
+
+
 @pytest.mark.parametrize("registered", [False, True])
 def test_layers_in_a_plain_list_are_to_be_meant(registered: bool) -> None:
     torch = pytest.importorskip("torch")

@@ -626,6 +626,7 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
         yield from _differing_sums(optimizer)
     for shares in analysis.objectives.values():
         yield from _constant_sum(analysis, _several(shares))
+        yield from _penalty(_several(shares))
         yield from _single_factor(analysis, shares)
 
 
@@ -656,6 +657,17 @@ def _constant_sum(analysis: LedgerAnalysis, shares: WindowShares) -> Conditions:
     elif is_whole:
         return
     yield said, share.backwards[0]
+
+
+def _penalty(shares: WindowShares) -> Conditions:
+    """Name a penalty on weights that a step reads once for each micro-batch."""
+    for share in shares:
+        times = sum(weight != 0 for weight in share.weights)
+        divided = _divisions(share) or is_close(share.by_hand[0] * share.many, 1.0)
+        if share.term.get("of_weights") and times > 1 and not divided:
+            said = f"a penalty on weights that is added {times} times in a step is meant"
+            yield said, share.backwards[0]
+            return
 
 
 def _single_factor(analysis: LedgerAnalysis, shares: WindowShares) -> Conditions:

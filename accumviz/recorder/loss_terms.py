@@ -64,6 +64,7 @@ _MASKED = {
     "MaskedFillBackward0": "_raw_saved_mask",
     "WhereBackward0": "_raw_saved_condition",
 }
+_PENALTIES = _SAME | _variants("Pow", "Abs", "Mul")
 # So many backwards are searched for old copies of weights: the walk through a graph takes time.
 _SEARCHES = 8
 # What lies between a cross entropy and the products that it compares.
@@ -349,7 +350,9 @@ class _Terms:
             numbers = math.prod(node._input_metadata[0].shape)
             self.add(name, factor, kind, count // max(numbers, 1))
         else:
-            self.add(name, factor, kind, reduced.elements())
+            term = self.add(name, factor, kind, reduced.elements())
+            if _is_of_weights(reduced.node):
+                term["of_weights"] = True
         return []
 
 
@@ -360,6 +363,20 @@ def _divisor(factor: _Factor) -> float:
         if constant.power < 0 and not isinstance(constant.value, Tensor):
             divisor *= constant.value
     return divisor
+
+
+def _is_of_weights(node: Any) -> bool:
+    """Return whether this adds up powers of weights, as a penalty does: the same in each micro-batch."""
+    waiting = [below for below, _ in node.next_functions]
+    for _ in range(_MOST_SCALINGS):
+        if not waiting:
+            return True
+        below = waiting.pop()
+        if type(below).__name__ in _PENALTIES:
+            waiting += [each for each, _ in below.next_functions]
+        elif type(below) is not ACCUMULATE_GRAD:
+            return False
+    return False
 
 
 def _compares_samples(node: Any) -> bool:
