@@ -205,7 +205,7 @@ def _drawing(layout: Positions, run: Run) -> str:
         drawn += _flowing(layout, run, sample, lane)
         boxes += _boxes(layout, run, sample, lane)
     weight, loss = layout.ends
-    boxes += _card(layout, run, (weight, middle), "↔ w", "w", "w")
+    boxes += _card(layout, run, (weight, middle), "↔ w", "w", ".grad", "w")
     boxes += _card(layout, run, (loss, middle), "loss", "loss")
     kind = "narrow" if layout.upright else "wide"
     return (
@@ -259,11 +259,12 @@ def _card(
     place: tuple[float, float],
     title: str,
     name: str,
+    kept: str = "grad",
     drag: str = "",
 ) -> str:
-    """Draw a result: its value, and the gradient that arrives at it."""
+    """Draw a result: its value, and the gradient that arrives at it, which only a leaf keeps as its `.grad`."""
     value = f"{title} = {_number(run, name, 'tspan')}"
-    grad = f".grad {_number(run, f'{name}.grad', 'tspan')}"
+    grad = f"{kept} {_number(run, f'{name}.grad', 'tspan')}"
     return _box(layout, place, layout.card, (value, grad), drag)
 
 

@@ -62,6 +62,11 @@ def test_a_row_for_each_run_begins_where_the_picture_does(picture: Streams) -> N
     assert dict(zip(content["names"], row, strict=True)) == run(1.0, 4.0)
 
 
+def test_only_the_weight_keeps_what_arrives_in_its_grad(picture: Streams) -> None:
+    drawing = picture.to_html().partition('class="av-wide"')[2].partition("</svg>")[0]
+    assert re.findall(r'\.grad <tspan data-number="([^"]+)"', drawing) == ["w.grad"]
+
+
 def test_without_scripts_sentences_say_the_sum_at_the_weight(picture: Streams) -> None:
     text = picture.to_html().partition("<script")[0]
     assert "<li>Sample 1 brings 0.5 × 8 × −1 × 4 = −16.</li>" in text
