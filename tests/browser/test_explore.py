@@ -106,15 +106,18 @@ def test_the_keyboard_alone_does_all_of_it(show: Show) -> None:
     press("Shift+Tab")
     press("Space")
     assert explored.figure("gradient of the last step") == ["1", "2"]
-    assert "differ by 0.5 of their size" in explored.verdict
+    assert "differ by 50 % of the larger one" in explored.verdict
 
 
 @pytest.mark.parametrize(
     ("against", "said"),
     [
         ({"k": 4}, "The gradients at the step are equal, bit for bit."),
-        ({"k": 4, "way": "rounded"}, "are equal to rounding: they differ by 1e−7 of their size."),
-        ({"k": 4, "divide": False}, "differ by 0.75 of their size; the norm is 0.25 times the outline’s."),
+        ({"k": 4, "way": "rounded"}, "are equal up to rounding (relative difference 1e−7)."),
+        (
+            {"k": 4, "divide": False},
+            "differ by 75 % of the larger one. This run’s is 0.25 times as large as the outline’s.",
+        ),
     ],
 )
 def test_what_is_said_tells_equal_from_rounding_from_different(show: Show, against: Any, said: str) -> None:

@@ -8,18 +8,19 @@ import { beside } from "../../accumviz/views/js/ghost.js";
 
 const run = (rows, more = {}) => ({ of: ["w", 0], rows, exact: true, steps: rows.length, end: false, ...more });
 
-test("two runs are equal, equal to rounding, or differ by a share", () => {
+test("two runs are equal, equal up to rounding, or differ by a share of the larger gradient", () => {
   assert.equal(difference(run([[1]]), run([[1]])), "The gradients at the step are equal, bit for bit.");
   const near = difference(run([[1]]), run([[1 + 1e-7]]));
-  assert.match(near, /are equal to rounding: they differ by 1e−7 of their size\.$/);
+  assert.match(near, /are equal up to rounding \(relative difference 1e−7\)\.$/);
   assert.equal(difference(run([[4], [4]]), run([[4], [1]])),
-    "The gradients at the 2 steps differ by at most 0.75 of their size; there, the norm is 4 times the outline’s.");
-  assert.match(difference(run([[1.002]]), run([[1]])), /differ by 0.002 of their size\.$/);
+    "The gradients at the 2 steps differ, most at step 2: by 75 % of the larger one. " +
+    "This run’s is 4 times as large as the outline’s.");
+  assert.match(difference(run([[1.002]]), run([[1]])), /differ by 0.2 % of the larger one\.$/);
 });
 
 test("of norms it is said that they are the parameters', and all of them are another number", () => {
   const text = difference(run([[3, 0]], { exact: false }), run([[0, 4]], { exact: false }));
-  assert.match(text, /^The norms of the parameters’ gradients .* by 1.25 of their size; the norm is 0.75/);
+  assert.match(text, /^The norms of the parameters’ gradients .* by 125 % of the larger one\. This run’s is 0.75/);
 });
 
 test("what has no gradient or no finite one is not compared, and equal infinities are equal", () => {

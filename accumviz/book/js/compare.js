@@ -2,6 +2,7 @@
 
 /** @import { Plain } from "../../views/js/types.d.ts" */
 /** @import { Gradients } from "./types.d.ts" */
+/** @typedef {ReturnType<typeof apart>} Apart */
 
 import { number } from "../../views/js/numbers.js";
 
@@ -32,12 +33,12 @@ export function difference(a, b) {
   const steps = a.rows.slice(0, both).map((row, step) => apart(row, b.rows[step]));
   const lost = steps.findIndex(({ why }) => why);
   if (lost >= 0) return `The gradients at step ${lost + 1} cannot be compared: ${steps[lost].why}.`;
-  const share = Math.max(...steps.map((one) => one.share));
-  const { ratio } = steps.find((one) => one.share === share) ?? steps[0];
+  const furthest = steps.reduce((most, one) => (one.share > most.share ? one : most));
   const what = a.exact ? "gradients" : "norms of the parameters’ gradients";
   const exact = a.exact && steps.every(({ same }) => same);
+  const most = both > 1 ? `, most at step ${steps.indexOf(furthest) + 1}:` : "";
   const counts = a.steps === b.steps ? "" : ` This run takes ${a.steps} steps, the outline ${b.steps}.`;
-  return `The ${what} at ${whichSteps(a, b, both)} ${told(share, ratio, both > 1, exact)}${counts}`;
+  return `The ${what} at ${whichSteps(a, b, both)} ${told(furthest, most, exact)}${counts}`;
 }
 
 /** Which steps are compared. @param {Gradients} a @param {Gradients} b @param {number} both */
@@ -47,12 +48,12 @@ function whichSteps(a, b, both) {
   return `the ${first}${both === 1 ? "step" : `${both} steps`}`;
 }
 
-/** @param {number} share @param {number} ratio @param {boolean} several @param {boolean} exact */
-function told(share, ratio, several, exact) {
+/** `most` says at which of several steps. @param {Apart} furthest @param {string} most @param {boolean} exact */
+function told({ share, ratio }, most, exact) {
   if (!share) return `are equal${exact ? ", bit for bit" : ""}.`;
-  const by = `by ${several ? "at most " : ""}${number(share, share > ROUNDING ? 3 : 2)} of their size`;
-  if (share <= ROUNDING) return `are equal to rounding: they differ ${by}.`;
+  if (share <= ROUNDING) return `are equal up to rounding (relative difference ${number(share, 2)}).`;
   const times = number(ratio, 3);
   const norms = Number.isFinite(ratio) && ratio && times !== "1";
-  return `differ ${by}${norms ? `; ${several ? "there, " : ""}the norm is ${times} times the outline’s` : ""}.`;
+  const size = norms ? ` This run’s is ${times} times as large as the outline’s.` : "";
+  return `differ${most} by ${number(100 * share, 3)} % of the larger one.${size}`;
 }
