@@ -92,7 +92,7 @@ _BATCHES = Axis("sizes", "micro-batches", {"equal": "equal", "unequal": "unequal
 _TAIL = Axis(
     "tail",
     "the last, shorter window",
-    {"step": "gets a step", "carry": "is carried on", "drop": "is dropped"},
+    {"step": "gets a step", "carry": "joins the next epoch", "drop": "is dropped"},
 )
 AXES = (_ZERO, _STEP, _CLIP, _DIVIDE, _BATCHES, _TAIL)
 # A loop without a mistake.
@@ -108,7 +108,7 @@ RIGHT = {
 _DIVISORS = {
     "window": {
         "micro-batch": "1",
-        "window": "min(K, len(loader) - i // K * K)",
+        "window": "min(K, len(loader) - i // K * K)  # fewer at the end",
         "epoch": "len(loader)",
     },
     "samples": {
