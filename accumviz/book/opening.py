@@ -15,8 +15,8 @@ from accumviz.views.player import Picture
 from accumviz.views.style import number
 
 # The ways to take a step: all samples at once, or in pieces, with the division and without it.
-WHOLE = "whole"
-DIVIDED = "divided"
+WHOLE = "full batch"
+DIVIDED = "accumulated"
 UNDIVIDED = "undivided"
 WAYS = (WHOLE, DIVIDED, UNDIVIDED)
 
@@ -127,7 +127,7 @@ def opening(
 ) -> Opening:
     """Record an experiment for each learning rate and each of the three ways, and show what one division does.
 
-    `experiment(way, rate)` records one run of a single weight; the ways are "whole", "divided" and "undivided".
+    `experiment(way, rate)` records one run of a single weight, where way is one of `WAYS`.
     What `Opening` is told beside the runs is given by name.
     """
     runs = {}
