@@ -49,11 +49,11 @@ import { sentence } from "./words.js";
 
 /**
  * A state that everything follows: `go` changes it.
- * @param {Model} model @param {number} length @param {number} first
+ * @param {Model} model @param {number} length @param {number} first @param {number} start
  */
-function stateOf(model, length, first) {
+function stateOf(model, length, first, start) {
   /** @returns {At} */
-  const at = () => ({ e: first, n: null, p: -1, node: -1, ...model.get("at") });
+  const at = () => ({ e: start, n: null, p: -1, node: -1, ...model.get("at") });
   /** @param {Partial<At>} change */
   function go(change) {
     const next = { ...at(), ...("e" in change ? { n: null, node: -1 } : {}), ...change };
@@ -136,7 +136,7 @@ export async function render({ model, el }) {
   const { length } = ledger;
   // What moves is seen from before it has moved.
   const first = length && (data.graphs.length || data.weights) ? -1 : 0;
-  const { at, go } = stateOf(model, length, first);
+  const { at, go } = stateOf(model, length, first, data.report?.findings[0]?.event ?? first);
   /** @type {App} */
   const app = { ledger, data, uid, at, go, first, graph: null };
   if (data.ghost) app.ghost = ghostOf(ledger, new Ledger(data.ghost.data));
