@@ -516,8 +516,9 @@ def _finish(recordings: list[Any], notes: list[str], options: Any) -> int:
 def _say_misplaced(command: list[str]) -> None:
     """Say which option for us stood after the script, and so was the script's."""
     name, *arguments = command
+    given = {argument.partition("=")[0] for argument in arguments}
     for option in ("--check", "--fail-on"):
-        if option in arguments:
+        if option in given:
             _warn(
                 f"{option} stands after {name}, so the script got it; if it is meant for accumviz, put it before"
             )

@@ -248,7 +248,7 @@ def test_a_finding_fails_the_run_where_that_was_asked_for_and_nothing_else(tmp_p
     assert (again[0], again[1]) == (0, out)
     assert "train-2.ledger" in again[2]
     assert "Report" not in again[2]
-    misplaced = ran(tmp_path, "-m", "accumviz", "run", "train.py", "--fail-on", "warning")
+    misplaced = ran(tmp_path, "-m", "accumviz", "run", "train.py", "--fail-on=warning")
     assert misplaced[0] == 0
     assert "--fail-on stands after train.py, so the script got it" in misplaced[2]
     taken = ran(tmp_path, "-m", "accumviz", "run", "--out", "train.ledger", "train.py")
