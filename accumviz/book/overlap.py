@@ -36,7 +36,7 @@ _LEGEND = (
     ),
     (
         "reduce",
-        "all-reduce of a bucket: from when this rank is ready until both have the mean",
+        "all-reduce of a bucket: from when this rank is ready until it has the mean",
     ),
     ("wait", "the rank waits for the network, or for the other rank"),
     ("step", "optimizer step"),

@@ -41,7 +41,7 @@ def key_figures(ledger: Ledger) -> list[tuple[str, str]]:
     shown = [("backwards", f"{len(backwards):,}"), ("steps", f"{len(steps):,}")]
     saved = _most(event.saved_before for event in ledger)
     if saved >= 0:
-        shown.append(("saved by one graph, at most", style.size(saved)))
+        shown.append(("saved before a backward, at most", style.size(saved)))
     if ledger.parameters and len(ledger):
         name = "gradient of the last step" if steps else "gradient at the end"
         last = steps[-1] if steps else ledger[-1]

@@ -61,8 +61,12 @@ def clip_per_micro_batch(optimizer: OptimizerHistory) -> Findings:
         window[0],
         window[-1],
         evidence={
-            "clips between them multiply by": list(map(optimizer.clip_ratio, inside)),
-            "left of each backward": optimizer.consumed.of(step).clipped.tolist(),
+            "each clip inside the window multiplies by": list(
+                map(optimizer.clip_ratio, inside)
+            ),
+            "what is left of each contribution": optimizer.consumed.of(
+                step
+            ).clipped.tolist(),
         },
         cause=(
             "The sum is clipped after each backward, so that what came early is shortened again and again, and the "

@@ -92,10 +92,7 @@ def _why_unsynced(analysis: LedgerAnalysis, backward: int) -> str:
             "DDP was to average them, and did not. Its hooks are lost where parameters are moved or cast after it "
             "was made, and it waits for a gradient of every parameter."
         )
-    return (
-        "a forward through DDP arms the all-reduce, for the first backward after it, and none ran before this "
-        "backward with the flag set."
-    )
+    return "DDP averages only in the first backward after a forward outside `no_sync`, and this one is not."
 
 
 def _was_meant(analysis: LedgerAnalysis, backward: int) -> bool:

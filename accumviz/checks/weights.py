@@ -389,7 +389,7 @@ def token_mean_of_means(analysis: LedgerAnalysis, shares: WindowShares) -> Findi
             "elements": list(worst.sizes),
             "weight per element, before any clip": list(worst.each),
             "largest over smallest": _ratio(worst),
-            "weight on the wrong elements": _misplaced(worst),
+            "part of the step on the wrong elements": _misplaced(worst),
         },
         cause=(
             f"Each loss is a mean over its own elements, and these are from {smallest:g} to {largest:g}: an element "
