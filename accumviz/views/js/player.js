@@ -49,9 +49,11 @@ import { sentence } from "./words.js";
 
 /**
  * A state that everything follows: `go` changes it.
- * @param {Model} model @param {number} length @param {number} first @param {number} start
+ * @param {Model} model @param {number} length @param {number} first
+ * @param {Data} data
  */
-function stateOf(model, length, first, start) {
+function stateOf(model, length, first, { report }) {
+  const start = report?.findings[0]?.event ?? first;
   /** @returns {At} */
   const at = () => ({ e: start, n: null, p: -1, node: -1, ...model.get("at") });
   /** @param {Partial<At>} change */
@@ -136,7 +138,7 @@ export async function render({ model, el }) {
   const { length } = ledger;
   // What moves is seen from before it has moved.
   const first = length && (data.graphs.length || data.weights) ? -1 : 0;
-  const { at, go } = stateOf(model, length, first, data.report?.findings[0]?.event ?? first);
+  const { at, go } = stateOf(model, length, first, data);
   /** @type {App} */
   const app = { ledger, data, uid, at, go, first, graph: null };
   if (data.ghost) app.ghost = ghostOf(ledger, new Ledger(data.ghost.data));
