@@ -99,8 +99,8 @@ class Field:
     def picture(self, ledger: Ledger, chosen: Sequence[int]) -> dict[str, Any]:
         """Return a path as a page draws it: the ground `m` below it, what it means, and the points `p`.
 
-        A point is the place of its event (-1: before the first), where it stands, what it says, and,
-        where it lies outside, an arrow with its number.
+        On a loss, it leads the panes beside the code. A point is the place of its event (-1: before the first),
+        where it stands, what it says, and, where it lies outside, an arrow with its number.
         """
         name, events, values = path(ledger)
         if name != self.name:
@@ -117,6 +117,7 @@ class Field:
         is_beyond = any(arrow for *_, arrow in stations)
         return {
             "m": self.elements(),
+            "leads": self.loss is not None,
             "note": self._note(),
             "arrow": "Arrow: beyond the edge." if is_beyond else "",
             "p": stations,

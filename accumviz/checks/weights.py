@@ -665,7 +665,9 @@ def _penalty(shares: WindowShares) -> Conditions:
         times = sum(weight != 0 for weight in share.weights)
         divided = _divisions(share) or is_close(share.by_hand[0] * share.many, 1.0)
         if share.term.get("of_weights") and times > 1 and not divided:
-            said = f"a penalty on weights that is added {times} times in a step is meant"
+            said = (
+                f"a penalty on weights that is added {times} times in a step is meant"
+            )
             yield said, share.backwards[0]
             return
 

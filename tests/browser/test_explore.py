@@ -91,6 +91,13 @@ def test_a_slider_a_switch_and_a_select_change_the_run(show: Show, mode: str) ->
     assert (watched.foreign, watched.complaints) == ([], [])
 
 
+@pytest.mark.parametrize(("loss", "seen"), [(None, "Timeline"), (lambda w: (w - 2) ** 2, "Weights")])
+def test_a_weight_on_its_loss_stands_beside_the_code(show: Show, loss: Any, seen: str) -> None:
+    runs = {"low": window([1.0], after=1.2), "high": window([1.0], after=3.0)}
+    root = show(explore(runs, loss=loss)).explored.root
+    assert root.locator(".av-pane.av-lead").evaluate_all("all => all.map(one => one.ariaLabel)") == ["Code", seen]
+
+
 def test_the_keyboard_alone_does_all_of_it(show: Show) -> None:
     explored = show(make()).explored
     press = explored.page.keyboard.press

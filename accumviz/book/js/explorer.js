@@ -58,7 +58,7 @@ export async function explore({ model, el }, kernel) {
     const other = behind === run ? null : behind;
     const told = choice && (differences(choice, a) || "this run");
     offered.forEach((one, i) => one.draw(a[i]));
-    name.replaceChildren(...(told ? [swatch([`outline: ${told}${b ? "" : " (right)"}`, "ghost", ""])] : []));
+    name.replaceChildren(...(told ? [swatch([`outline: ${told}${b ? "" : ", a right run"}`, "ghost", ""])] : []));
     keep.textContent = b ? "Drop the outline" : "Keep as outline";
     result.draw(run, other);
     stage.draw(run, other);

@@ -76,7 +76,8 @@ function panesOf(app) {
   const weights = data.weights ? weightsPane(app, data.weights) : null;
   const move = motions(app, grad);
   // What comes first is what a reader meets: the code, and the one picture that it is about.
-  const all = app.graph ? [code, app.graph, grad, weights, shares, time] : [code, time, grad, weights, shares];
+  const plain = data.weights?.leads ? [code, weights, time, grad, shares] : [code, time, grad, weights, shares];
+  const all = app.graph ? [code, app.graph, grad, weights, shares, time] : plain;
   /** @type {Pane[]} */
   const panes = all.flatMap((pane) => pane ?? []);
   return { time, move, panes };

@@ -120,6 +120,8 @@ export type Station = [number, number, number, string, string];
 /** The way of one or two weights: the ground below it, what that means, stations; ways of runs beside it. */
 export interface WeightsData {
   m: NodeData["m"];
+  /** Whether it stands beside the code. */
+  leads?: boolean;
   note: string; arrow: string;
   p: Station[];
   name?: string;
