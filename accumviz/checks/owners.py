@@ -21,10 +21,6 @@ from accumviz.show import counted
 
 # What is zeroed or missed less often may belong to a phase that was not recorded.
 _AGAIN = 3
-_NO_OWNER = (
-    "to no optimizer (one that is made before `fully_shard`, or before a layer is replaced, keeps the old "
-    "parameters)"
-)
 
 
 def _named(analysis: LedgerAnalysis, columns: Sequence[int]) -> str:
@@ -39,13 +35,13 @@ def _named(analysis: LedgerAnalysis, columns: Sequence[int]) -> str:
 def parameter_outside_or_twice(analysis: LedgerAnalysis) -> Findings:
     """Find gradients that no step uses and nothing erases, or that an optimizer which steps in vain should have."""
     for owner, columns in _outside(analysis).items():
-        whose = f"to {owner.name}, which never steps" if owner else _NO_OWNER
+        whose = f"{owner.name}, which never steps" if owner else "no optimizer"
         names = analysis.names(columns[:4])
         yield analysis.finding(
             "warning",
             int(np.flatnonzero(analysis.contributed[:, columns[0]])[1]),
             evidence={"parameters": names},
-            cause=f"{names[0]} gets gradients and belongs {whose}: it is never trained.",
+            cause=f"{names[0]} gets gradients and belongs to {whose}: it is never trained.",
             times=len(columns),
             optimizer=owner.optimizer if owner else None,
         )

@@ -389,11 +389,11 @@ def token_mean_of_means(analysis: LedgerAnalysis, shares: WindowShares) -> Findi
             "elements": list(worst.sizes),
             "weight per element, before any clip": list(worst.each),
             "largest over smallest": _ratio(worst),
-            "part of the step on the wrong elements": _misplaced(worst),
+            "weight that one large batch gives to other elements": _misplaced(worst),
         },
         cause=(
-            f"Each loss is a mean over its own elements, and these are from {smallest:g} to {largest:g}: an element "
-            f"of the smallest counts {_ratio(worst):.3g} times as much as one of the largest. {advice}"
+            f"Each loss is a mean over its own elements, here {smallest:g} to {largest:g} of them: an element of the "
+            f"smallest micro-batch counts {_ratio(worst):.3g} times as much as one of the largest. {advice}"
         ),
         times=len(unequal),
     )
