@@ -87,23 +87,23 @@ WIDE = Positions(
     upright=False,
     size=(990, 284),
     lanes=(64, 220),
-    card=(100, 56),
-    chip=(56, 44),
+    card=(100, 64),
+    chip=(66, 56),
     stops=(258, 350, 442, 534, 626, 718, 808),
     ends=(57, 934),
-    bends=(140, 220, 840, 885),
-    scale=1.8,
+    bends=(112, 222, 842, 885),
+    scale=1.1,
 )
 NARROW = Positions(
     upright=True,
     size=(340, 548),
     lanes=(84, 256),
     card=(104, 44),
-    chip=(60, 38),
+    chip=(66, 42),
     stops=(130, 181, 232, 283, 334, 385, 436),
     ends=(27, 520),
-    bends=(58, 106, 462, 496),
-    scale=1.2,
+    bends=(51, 108, 462, 496),
+    scale=1.1,
 )
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.views.test_streams import made
+from accumviz.book.streams import streams
+from tests.views.test_streams import made, run
 
 Open = Callable[..., Any]
 
@@ -45,3 +46,16 @@ def test_dragging_the_weight_in_the_picture_snaps_to_recorded_values(shown: Open
     page.mouse.up()
     page.mouse.move(x, y)
     assert page.get_by_role("slider", name="w", exact=True).get_attribute("aria-valuetext") == "w = 3"
+
+
+@pytest.mark.parametrize("wide", [1100, 375])
+def test_no_text_touches_the_border_of_its_box(shown: Open, wide: int) -> None:
+    page = shown(streams(run, [3.8], [4.0], (3.8, 4.0)), wait=".av-keys", width=wide)
+    room = page.locator("g[transform]:visible").evaluate_all("""all => all.map(box => {
+        const {left, right, top, bottom} = box.querySelector("rect").getBoundingClientRect();
+        const edges = [...box.querySelectorAll("text")].map(text => text.getBoundingClientRect());
+        return Math.min(...edges.map(one => Math.min(one.left - left, right - one.right, one.top - top,
+            bottom - one.bottom)));
+    })""")
+    assert len(room) == 16
+    assert min(room) >= 1.5

@@ -47,6 +47,18 @@ def test_streams_are_as_wide_as_their_gradients_are_large(picture: Streams, kind
     assert len(drawn) == 9
 
 
+@pytest.mark.parametrize(("kind", "across"), [("wide", "height"), ("narrow", "width")])
+def test_no_stream_of_chapter_1_is_wider_than_the_boxes_that_it_joins(kind: str, across: str) -> None:
+    widest = streams(run, [0.0], [5.0], (0.0, 5.0))
+    drawn = widths(widest, kind)
+    drawing = widest.to_html().partition(f'class="av-{kind}"')[2].partition("</svg>")[0]
+    chip, card = (
+        float(re.findall(rf'class="av-{box}"[^<]*<rect[^>]* {across}="(\d+)"', drawing)[0]) for box in ("chip", "card")
+    )
+    assert drawn["part1"] <= chip
+    assert drawn["part1"] + drawn["part2"] <= card
+
+
 def test_two_streams_meet_side_by_side(picture: Streams) -> None:
     drawing = picture.to_html().partition('class="av-wide"')[2].partition("</svg>")[0]
     first, second = (float(y) for y in re.findall(r'class="av-of." d="M107\S* (\S+?)L', drawing))
