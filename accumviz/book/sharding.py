@@ -31,8 +31,8 @@ _CHANGES = {
 _LEGEND = (
     ("own av-rank-0", "rank 0’s shard of the weights"),
     ("own av-rank-1", "rank 1’s"),
-    ("lent av-rank-0", "copy of rank 0’s half, while a layer is gathered"),
-    ("lent av-rank-1", "of rank 1’s half"),
+    ("lent av-rank-0", "gathered copy of rank 0’s half"),
+    ("lent av-rank-1", "of rank 1’s"),
     ("whole", "whole gradient, of one rank’s samples"),
     ("averaged", "a shard of the averaged gradient"),
     ("rest", "activations, buffers for sending"),
@@ -239,7 +239,11 @@ def _changes(
     before: Sequence[Sequence[int]],
     after: Sequence[Sequence[int]],
 ) -> Iterator[str]:
-    for layer, (old, new) in enumerate(zip(before, after, strict=True), 1):
-        for (kind, grows), text in _CHANGES.items():
-            if new[kind] != old[kind] and (new[kind] > old[kind]) == grows:
-                yield text.format(layer)
+    change = np.subtract(after, before)
+    for (kind, grows), text in _CHANGES.items():
+        sizes = change[:, kind] if grows else -change[:, kind]
+        layers = np.flatnonzero(sizes > 0)
+        if len(layers) == len(change) > 1:
+            yield text.replace("layer {}", "every layer")
+        else:
+            yield from (text.format(layer + 1) for layer in layers)

@@ -45,3 +45,19 @@ def test_on_a_phone_the_layers_of_two_ranks_and_their_memory_fit_one_screen(show
     page = shown(made(), wait="[type=range]", width=375)
     rows = page.locator(".av-map p:not(.av-title)").evaluate_all("all => all.map(one => one.offsetHeight)")
     assert max(rows) > 0 and min(rows) <= 16
+    heads = page.locator(".av-heads span")
+    assert heads.evaluate_all("all => all.filter(one => one.scrollWidth > one.offsetWidth).length") == 0
+    assert heads.last.is_visible()
+    frame, last = page.locator(".av-now").bounding_box(), heads.last.bounding_box()
+    assert frame["y"] >= last["y"] + last["height"], "the frame lies on no head"
+
+
+def test_a_pointer_on_the_stripes_moves_the_frame_to_it(page: Any) -> None:
+    lane = page.locator(".av-map svg").nth(1).bounding_box()
+    page.mouse.move(lane["x"] + lane["width"] / 2, lane["y"] + 5)
+    assert page.get_by_role("slider").input_value() == "1"
+    page.mouse.down()
+    assert page.get_by_role("slider").input_value() == "6"
+    page.mouse.move(lane["x"] + lane["width"] - 2, lane["y"] + 5)
+    page.mouse.up()
+    assert page.locator(".av-points").inner_text().startswith("step")

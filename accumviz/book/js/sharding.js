@@ -47,6 +47,14 @@ async function sharding({ model, el }) {
     tell(now, texts[at]);
     put(map, { style: `--av-at:${at / texts.length};--av-width:${1 / texts.length}` });
   }
+  /** @param {PointerEvent} event */
+  function follow({ type, buttons, clientX }) {
+    if (type === "pointermove" && !buttons) return;
+    const { left, width } = /** @type {Element} */ (map.querySelector("svg")).getBoundingClientRect();
+    moments.value = `${Math.floor((run().moments.length * (clientX - left)) / width)}`;
+    point();
+  }
+  put(map, { pointerdown: follow, pointermove: follow });
   draw();
   return () => {};
 }
