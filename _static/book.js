@@ -189,12 +189,11 @@
     if (location.hash) document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
   }
 
-  /** The audit's marks lead to rows of a folded table; what is asked for is unfolded. */
+  /** The audit's marks lead to rows of a table, also to those that are left out. */
   function claims() {
-    const [folded] = /** @type {HTMLDetailsElement[]} */ (all("details.claims"));
     const [sought] = /** @type {HTMLInputElement[]} */ (all("figure.claims input[type=search]"));
     const [every] = /** @type {HTMLInputElement[]} */ (all("figure.claims input[value=all]"));
-    if (!folded || !sought || !every) return;
+    if (!sought || !every) return;
     const rows = all("table.claims tbody tr");
     const seek = () => {
       const words = sought.value.toLowerCase().split(/\s+/);
@@ -207,7 +206,6 @@
     const go = () => {
       const row = rows.find(({ id }) => `#${id}` === location.hash);
       if (!row) return;
-      folded.open = true;
       if (!row.checkVisibility()) {
         every.checked = true;
         sought.value = "";
@@ -215,11 +213,7 @@
       }
       row.scrollIntoView();
     };
-    const asked = () => {
-      folded.open = true;
-      seek();
-    };
-    for (const set of all("fieldset.claims")) set.addEventListener("input", asked);
+    for (const set of all("fieldset.claims")) set.addEventListener("input", seek);
     addEventListener("hashchange", go);
     /** @type {HTMLElement} */ (sought.parentElement).hidden = false;
     go();

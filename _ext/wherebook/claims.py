@@ -2,7 +2,7 @@
 
 A claim is an item of a numbered list: the sentence as a quotation, a paragraph that begins with **Says:**, and, where
 the article leaves out what the reader needs, one that begins with **Omits:**. A page shows all of them at once, as one
-mark each, by article and with its verdict; a mark leads to its row in the table below, which is folded.
+mark each, by article and with its verdict; a mark leads to its row in the table below, which scrolls in a frame.
 
 A chapter marks the place with a label, `(claim-20)=`, and a hidden cell beside it ends with the verdict as a value,
 `{"claim-20": "wrong: it raises"}`. That needs no package, so the cell runs in a downloaded notebook, too.
@@ -39,7 +39,9 @@ CHOICE = '<label><input type="radio" name="verdict" value="{}"{}> {}{}</label>'
 MARK = '<a href="#claim-row-{0}" class="{1}" aria-label="Claim {0}: {2}">{0}</a>'
 FIGURE = """<figure class="claims"><fieldset class="claims"><legend>Show</legend>{choices}
 <label hidden>with the words <input type="search"></label></fieldset>
-{articles}<figcaption><p>Each number is a claim, and leads to its row in the table below.</p></figcaption></figure>"""
+{articles}<figcaption><p>Each number is a claim, and leads to its row in the table below, which scrolls.</p></figcaption>
+</figure>"""
+FRAME = '<div class="claims" role="region" tabindex="0" aria-label="All claims: quoted, judged, and where">'
 VERDICT = re.compile(r"(right, if|right|wrong|outdated|undecided)\b(.*)", re.DOTALL)
 
 
@@ -55,6 +57,9 @@ class Claims(SphinxDirective):
         self.set_source_info(place)
         self.state.nested_parse(self.content, self.content_offset, place)
         self.env.metadata[self.env.docname]["claims"] = "here"
+        labels = self.env.domaindata["std"]["anonlabels"]
+        for number, *_ in stated(place):
+            labels[f"claim-row-{number}"] = self.env.docname, f"claim-row-{number}"
         return [place]
 
 
@@ -192,10 +197,9 @@ def table(app: Sphinx, docname: str, place: Stated) -> list[nodes.Node]:
     group += [nodes.thead("", row([nodes.paragraph("", text)] for text in head)), body]
     counts = ", ".join(f"{kinds[kind]} {name}" for kind, name in KINDS.items())
     summary = nodes.paragraph("", f"Of {kinds.total()} claims: {counts}.")
-    opening = f'<details class="claims"><summary>All {kinds.total()} in a table: quoted, judged, and where</summary>'
-    folded = [nodes.raw("", opening, format="html"), nodes.table("", group, classes=["claims"])]
     drawn = nodes.raw("", picture(marks), format="html")
-    return [summary, drawn, *folded, nodes.raw("", "</details>", format="html")]
+    opening = nodes.raw("", FRAME, format="html")
+    return [summary, drawn, opening, nodes.table("", group, classes=["claims"]), nodes.raw("", "</div>", format="html")]
 
 
 def resolve(app: Sphinx, doctree: nodes.document, docname: str) -> None:

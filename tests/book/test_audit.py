@@ -42,16 +42,10 @@ Address = Callable[[str, str], str]
 
 
 @pytest.fixture
-def folded(watch: Open, address: Address, site: Path) -> Any:
+def audit(watch: Open, address: Address, site: Path) -> Any:
     page = watch().page
     page.goto(address(PAGE, "file"))
     return page
-
-
-@pytest.fixture
-def audit(folded: Any) -> Any:
-    folded.locator("details.claims > summary").click()
-    return folded
 
 
 def rows(page: Any) -> list[list[str]]:
@@ -118,41 +112,47 @@ def test_the_table_of_claims_is_whole_and_its_links_and_picture_are_those_of_its
     assert_every_verdict_links_to_what_is_seen(audit, watch)
 
 
-def test_a_mark_leads_to_its_row_whatever_is_folded_or_left_out(folded: Any) -> None:
+def test_the_first_rows_are_seen_as_the_page_opens_and_the_others_in_their_frame(audit: Any) -> None:
+    frame = audit.locator("div.claims")
+    assert 0 < frame.evaluate("frame => frame.clientHeight") < frame.evaluate("frame => frame.scrollHeight")
+    frame.scroll_into_view_if_needed()
+    frame.focus()
+    audit.keyboard.press("End")
+    audit.wait_for_function("document.querySelector('div.claims').scrollTop > 0")
+
+
+def test_a_mark_leads_to_its_row_whatever_is_left_out(audit: Any) -> None:
     for number, sought in ((7, ""), (33, "nothing has these words")):
-        folded.get_by_role("radio", name="undecided").check()
-        folded.get_by_label("with the words").fill(sought)
-        folded.locator("details.claims").evaluate("details => { details.open = false; }")
-        folded.locator(f"figure.claims a[href='#claim-row-{number}']").click()
-        folded.locator(f"#claim-row-{number}").wait_for(state="visible")
-        assert folded.evaluate("location.hash") == f"#claim-row-{number}"
-        assert folded.locator(f"#claim-row-{number}").evaluate("row => row.getBoundingClientRect().top < innerHeight")
+        audit.get_by_role("radio", name="undecided").check()
+        audit.get_by_label("with the words").fill(sought)
+        audit.locator(f"figure.claims a[href='#claim-row-{number}']").click()
+        audit.locator(f"#claim-row-{number}").wait_for(state="visible")
+        assert audit.evaluate("location.hash") == f"#claim-row-{number}"
+        assert audit.locator(f"#claim-row-{number}").evaluate("row => row.getBoundingClientRect().top < innerHeight")
 
 
-def test_words_and_verdicts_choose_rows_by_keyboard_alone_and_paper_has_all(folded: Any) -> None:
-    folded.get_by_label("with the words").fill("Checkpoint LAYER")
-    assert [int(number) for number, *_ in rows(folded)] == [41, 42]
-    assert folded.locator("figure.claims a:not(.book-unsought)").all_inner_texts() == ["41", "42"]
-    folded.get_by_label("with the words").fill("")
-    assert len(rows(folded)) == len(NUMBERS)
-    whole = rows(folded)
-    folded.get_by_role("radio", name="all").focus()
+def test_words_and_verdicts_choose_rows_by_keyboard_alone_and_paper_has_all(audit: Any) -> None:
+    audit.get_by_label("with the words").fill("Checkpoint LAYER")
+    assert [int(number) for number, *_ in rows(audit)] == [41, 42]
+    assert audit.locator("figure.claims a:not(.book-unsought)").all_inner_texts() == ["41", "42"]
+    audit.get_by_label("with the words").fill("")
+    assert len(rows(audit)) == len(NUMBERS)
+    whole = rows(audit)
+    audit.get_by_role("radio", name="all").focus()
     for kind in KINDS:
-        folded.keyboard.press("ArrowDown")
-        assert rows(folded) == [row for row in whole if row[1] == kind]
-    folded.keyboard.press("ArrowDown")
-    assert rows(folded) == whole
-    folded.get_by_role("radio", name="wrong", exact=True).check()
-    folded.locator("details.claims").evaluate("details => { details.open = false; }")
-    folded.emulate_media(media="print")
-    assert len(rows(folded)) == len(NUMBERS)
-    assert not folded.locator("fieldset.claims").is_visible()
+        audit.keyboard.press("ArrowDown")
+        assert rows(audit) == [row for row in whole if row[1] == kind]
+    audit.keyboard.press("ArrowDown")
+    assert rows(audit) == whole
+    audit.get_by_role("radio", name="wrong", exact=True).check()
+    audit.emulate_media(media="print")
+    assert len(rows(audit)) == len(NUMBERS)
+    assert not audit.locator("fieldset.claims").is_visible()
 
 
 def test_the_table_fits_a_phone(watch: Open, address: Address) -> None:
     page = watch(width=375, has_touch=True).page
     page.goto(address(PAGE, "file"))
-    page.locator("details.claims > summary").click()
     table = page.locator("table.claims")
     assert table.evaluate("table => table.offsetWidth <= table.parentElement.clientWidth")
 
