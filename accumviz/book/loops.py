@@ -108,7 +108,7 @@ RIGHT = {
 _DIVISORS = {
     "window": {
         "micro-batch": "1",
-        "window": "min(K, len(loader) - i // K * K)  # fewer at the end",
+        "window": "min(K, len(loader) - i // K * K)  # 3, 3, then 1",
         "epoch": "len(loader)",
     },
     "samples": {
