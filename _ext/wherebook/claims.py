@@ -39,7 +39,7 @@ CHOICE = '<label><input type="radio" name="verdict" value="{}"{}> {}{}</label>'
 MARK = '<a href="#claim-row-{0}" class="{1}" aria-label="Claim {0}: {2}">{0}</a>'
 FIGURE = """<figure class="claims"><fieldset class="claims"><legend>Show</legend>{choices}
 <label hidden>with the words <input type="search"></label></fieldset>
-{articles}<figcaption><p>Each number is a claim, and leads to its row in the table below, which scrolls.</p></figcaption>
+{articles}<figcaption><p>Each number is a claim, and leads to its row in the table, which scrolls.</p></figcaption>
 </figure>"""
 FRAME = '<div class="claims" role="region" tabindex="0" aria-label="All claims: quoted, judged, and where">'
 VERDICT = re.compile(r"(right, if|right|wrong|outdated|undecided)\b(.*)", re.DOTALL)
