@@ -459,8 +459,8 @@ def _run(options: Any) -> None:
         path = options.out.absolute()
         _check_new(path)
 
-    def finish(recordings: list[Any], notes: list[str], ended: str) -> int:
-        return _finish(recordings, notes, options)
+    def finish(recordings: list[Any], notes: list[str], files: list[Path]) -> int:
+        return _finish(recordings, notes, files, options)
 
     try:
         needs.check_torch()
@@ -490,11 +490,13 @@ def _check_new(path: Path) -> None:
         _fail(f"{_short(path)!r} exists already; pass another name with --out")
 
 
-def _finish(recordings: list[Any], notes: list[str], options: Any) -> int:
+def _finish(
+    recordings: list[Any], notes: list[str], files: list[Path], options: Any
+) -> int:
     """Say on stderr what was recorded, and what is wrong with it; return the exit code for a script that ended well."""
     is_judged = options.check or options.fail_on is not None
     codes = set()
-    if is_judged and not recordings:
+    if is_judged and not (recordings or files):
         notes = notes or ["nothing was recorded: this process did not import torch"]
     if notes:
         codes.add(_unjudged(notes[0], options))
@@ -504,13 +506,35 @@ def _finish(recordings: list[Any], notes: list[str], options: Any) -> int:
         _warn(_closing_line(recording))
         if is_judged:
             codes.add(_judge(recording, options))
+    if files:
+        codes.add(_finish_children(files, options, is_judged))
     for note in notes:
         _warn(note)
     if not is_judged:
         _say_misplaced(_command(options))
     else:
         _say_next([recording.file for recording in recordings])
+        if files:
+            sys.stderr.write(f"\n{_next(map(_short, files))}\n")
     return _FAILED if _FAILED in codes else max(codes, default=0)
+
+
+def _finish_children(files: list[Path], options: Any, is_judged: bool) -> int:
+    """Say what the processes that a script started have recorded; return the exit code, where it is judged."""
+    ledgers = [_load(file) for file in files]
+    for file, ledger in zip(files, ledgers, strict=True):
+        _warn(f"{counted(len(ledger), 'event')} → {_short(file)}")
+    if not is_judged:
+        return 0
+    # Those of one run are numbered through; others are judged one by one.
+    ranks = {ledger.meta.get("rank") for ledger in ledgers}
+    together = [ledgers] if len(ranks) == len(ledgers) else [[one] for one in ledgers]
+    codes = set()
+    for judged in together:
+        report = _report(judged, _ignored(options))
+        codes.add(_gate(report, options))
+        sys.stderr.write(f"{report.text(**reports.terminal(sys.stderr))}\n")
+    return _FAILED if _FAILED in codes else max(codes)
 
 
 def _say_misplaced(command: list[str]) -> None:

@@ -281,6 +281,46 @@ def test_the_closing_line_says_what_a_file_that_was_cut_short_holds(tmp_path: Pa
     assert holds < 2000
 
 
+SPAWNED = """
+import os, sys, torch, torch.distributed as dist, torch.multiprocessing
+def go(rank, store, fails):
+    dist.init_process_group("gloo", init_method=f"file://{os.path.abspath(store)}", rank=rank, world_size=2)
+    torch.manual_seed(rank)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for n in range(6):
+        model(torch.randn(2, 4)).square().mean().backward()
+        if n % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    print(f"{model.module.weight.sum().item():.9f}")
+    dist.destroy_process_group()
+    if fails:
+        raise ValueError("of the script")
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(go, args=(sys.argv[1], sys.argv[2:]), nprocs=2)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform == "win32", reason="gloo meets in a file")
+def test_processes_that_torch_spawns_are_recorded_and_judged_together(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SPAWNED)
+    plain = ran(tmp_path, "train.py", "a")
+    code, out, err = ran(tmp_path, "-m", "accumviz", "run", "--fail-on", "warning", "train.py", "b")
+    assert (plain[0], code) == (0, 1), err
+    assert sorted(out.split()) == sorted(plain[1].split())
+    assert err.count("Report: ") == 1
+    assert "loss-not-divided" in err
+    assert err.endswith("\n\nLook at it: accumviz view train.rank0.ledger train.rank1.ledger\n")
+    assert [av.load(tmp_path / f"train.rank{rank}.ledger").meta["rank"] for rank in (0, 1)] == [0, 1]
+    code, _, err = ran(tmp_path, "-m", "accumviz", "run", "train.py", "c", "fails")
+    assert code == 1
+    assert "ValueError: of the script" in err
+    assert "Report" not in err
+    assert av.load(tmp_path / "train-2.rank1.ledger").meta["ended"] == "ValueError: of the script"
+
+
 UNSEEN = {
     "torch is not imported": ("print('done')", "this process did not import torch"),
     "nothing is trained": ("import torch", "no model or optimizer was seen training in this process"),

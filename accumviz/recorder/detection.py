@@ -209,10 +209,6 @@ class Detector:
         self._disarm()
         for recording in self._opened:
             recording.stop(ended)
-        if not self.recordings and not self.notes:
-            self._note(
-                "nothing was recorded: no model or optimizer was seen training in this process"
-            )
 
 
 def _living(kind: type[Any]) -> list[Any]:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib.util
+import json
 import os
 import runpy
 import sys
+import tempfile
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -18,15 +21,19 @@ from typing import Any
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _RUNPY = runpy.run_module.__code__.co_filename
+_NOTHING = (
+    "nothing was recorded: no model or optimizer was seen training in this process"
+)
 _CHILDREN = (
-    "processes that this one started were not recorded; start each under accumviz, as in "
+    "processes that this one started were not recorded, as those of `torch.multiprocessing.spawn` are; start each "
+    "under accumviz, as in "
     "`torchrun --nproc-per-node 2 -m accumviz run train.py` or `accelerate launch -m accumviz run train.py`, "
     "or call `accumviz.record` where they train"
 )
 # A child that only asked git or the compiler something has used less processor time.
 _TRAINING_S = 0.05
-# What `finish` is called with: the recordings, what was not recorded, and how the script ended.
-Finish = Callable[[list[Any], list[str], str], int]
+# What `finish` is called with: the recordings, what was not recorded, and the files of children.
+Finish = Callable[[list[Any], list[str], list[Path]], int]
 
 
 class CannotRunError(Exception):
@@ -114,9 +121,9 @@ def run(
 ) -> None:
     """Run the script; its exceptions, its exit code and its signals are those it has without us.
 
-    `path` is where ledgers go. `finish` gets the recordings (closed), what was not recorded, and how the script
-    ended, and answers with the exit code that a script which ended well shall have instead. `exact` is as `record`
-    has it, and `unreported` the exit code where no report could be made.
+    `path` is where ledgers go. `finish` gets the recordings (closed), what was not recorded, and the ledgers that
+    children wrote, and answers with the exit code that a script which ended well shall have instead. `exact` is as
+    `record` has it, and `unreported` the exit code where no report could be made.
     """
     session = _Session(path, finish, exact, unreported)
     if (
@@ -141,6 +148,34 @@ def run(
             raise SystemExit(code)
 
 
+class _Child:
+    """What a process runs that `torch.multiprocessing.spawn` starts: its function, recorded into files of its own."""
+
+    def __init__(
+        self, function: Any, path: Path | None, exact: int, diary: Path
+    ) -> None:
+        self._function, self._path, self._exact = function, path, exact
+        self._diary = diary
+
+    def __call__(self, *args: Any) -> Any:
+        session = _Session(self._path, self._tell, self._exact, 0)
+        session.begin()
+        error: BaseException | None = None
+        try:
+            return self._function(*args)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            session.end(error)
+
+    def _tell(self, recordings: list[Any], notes: list[str], files: list[Path]) -> int:
+        written = [str(each.file) for each in recordings if each.is_on_disk()]
+        with self._diary.open("a", encoding="utf-8") as diary:
+            diary.write(json.dumps([written, notes]) + "\n")
+        return 0
+
+
 class _Session:
     """What is recorded of a script, from the import of torch to its end; it never raises."""
 
@@ -157,10 +192,14 @@ class _Session:
         self._detector: Any = None
         self.recordings: list[Any] = []
         self.notes: list[str] = []
+        # Where children say what they have recorded.
+        self._diary: Path | None = None
 
     def begin(self) -> None:
         try:
             from accumviz.recorder.detection import Detector
+
+            self._follow_children()
 
             self._detector = Detector(
                 self._path, self.recordings, self.notes, exact=self._exact
@@ -171,20 +210,59 @@ class _Session:
             # At once, too: the training may take hours.
             print(f"accumviz: {said}", file=sys.stderr)
 
+    def _follow_children(self) -> None:
+        """Have processes record that are started from now on by `torch.multiprocessing.spawn`."""
+        places: list[Any] = [sys.modules["torch.multiprocessing.spawn"]]
+        places.append(sys.modules["torch.multiprocessing"])
+        original = places[0].start_processes
+
+        @functools.wraps(original)
+        def start_processes(fn: Any, *args: Any, **kwargs: Any) -> Any:
+            with contextlib.suppress(Exception):
+                fn = self._recorded(fn)
+            return original(fn, *args, **kwargs)
+
+        for place in places:
+            place.start_processes = start_processes
+
+    def _recorded(self, function: Any) -> _Child:
+        """Return a function that records what this one trains.."""
+        if self._diary is None:
+            handle, name = tempfile.mkstemp(".jsonl", "accumviz-")
+            os.close(handle)
+            self._diary = Path(name)
+        return _Child(function, self._path, self._exact, self._diary)
+
+    def _of_children(self) -> list[Path]:
+        """Return the files that children have written, and note what they did not record."""
+        if self._diary is None:
+            return []
+        files: list[str] = []
+        for line in self._diary.read_text("utf-8").splitlines():
+            written, notes = json.loads(line)
+            files += written
+            self.notes += notes
+        self._diary.unlink()
+        return sorted(map(Path, files))
+
     def end(self, error: BaseException | None) -> int:
         """Close what is open, and report; the exit code for a script that ended well."""
         if self._over or os.getpid() != self._process:
             return 0
         self._over = True
         try:
-            ended = _ended_by(error)
             if self._detector is not None:
-                self._detector.close(ended)
+                self._detector.close(_ended_by(error))
+            files = self._of_children()
+            if self._detector is not None and not (
+                self.recordings or self.notes or files
+            ):
+                self.notes.append(_NOTHING)
             times = os.times()
             of_children = times.children_user + times.children_system
-            if not self.recordings and of_children > _TRAINING_S:
+            if not self.recordings and not files and of_children > _TRAINING_S:
                 self.notes.append(_CHILDREN)
-            return self._finish(self.recordings, self.notes, ended)
+            return self._finish(self.recordings, self.notes, files)
         except BaseException as failure:
             said = f"{type(failure).__name__}: {failure}"
             print(f"accumviz: the report could not be made: {said}", file=sys.stderr)
