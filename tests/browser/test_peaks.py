@@ -30,6 +30,7 @@ def test_k_checkpoints_and_the_line_decide_what_fits(shown: Shown, width: int) -
     page.get_by_role("switch").check()
     assert says.inner_text().startswith("K = 1 fits.")
     page.get_by_role("slider", name="your GPU").fill("8")
+    assert page.locator("label", has_text="your GPU").locator("output").inner_text() == "1.0 MiB"
     assert "Your GPU holds 1.0 MiB: no K fits; with checkpoints no K fits." in says.inner_text()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
@@ -58,3 +59,11 @@ def test_each_operation_says_what_is_alive(shown: Shown) -> None:
     page.mouse.move(box["x"] + 2, box["y"] + box["height"] - 5)
     assert "4.0 MiB alive" in page.locator(".av-at").inner_text()
     assert "saved tensors 3.0 MiB" in page.locator(".av-legend").inner_text()
+
+
+def test_each_phase_has_its_colour_in_the_legend_and_no_band_has_it_too(shown: Shown) -> None:
+    page = shown(peaks(), wait=".av-tide", width=1280)
+    look = "all => all.map(one => getComputedStyle(one).background)"
+    legend = page.locator(".av-legend i").evaluate_all(look)
+    assert len({*legend}) == len(legend) == 10
+    assert {*page.locator(".av-strip span").evaluate_all(look)} <= {*legend[6:]}

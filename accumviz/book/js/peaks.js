@@ -15,6 +15,8 @@ const [NOTCH, NEAR] = [MIB / 8, 18];
 /** Names of curves are so far apart, in hundredths of the height. */
 const APART = 7;
 
+const LEGEND = [["over", "more than your GPU holds"], ...["forward", "backward", "step"].map((name) => [name, name])];
+
 /** @param {number} bytes */
 const size = (bytes) => `${(bytes / MIB).toFixed(1)} MiB`;
 
@@ -108,17 +110,17 @@ async function peaks({ model, el }) {
     change: () => choose(() => { way = Number(checks.checked); }) });
   const holds = range("your GPU", () => choose(() => { gpu = Number(holds.value) * NOTCH; }));
   const scrub = range("operation", () => point(Number(scrub.value)));
-  const [shown, verdict, fits, operation] = [h("output"), h("strong"), h("span"), h("p.av-at")];
+  const [shown, room, verdict, fits, operation] = [h("output"), h("output"), h("strong"), h("span"), h("p.av-at")];
   const values = kinds.map(() => h("b"));
   const keys = kinds.map((kind, i) => h("span", {}, h(`i.av-band-${i}`), `${kind} `, values[i]));
-  keys.push(h("span", {}, h("i.av-over"), "more than your GPU holds"), h("span", {}, h("i.av-step"), "step"));
+  for (const [look, text] of LEGEND) keys.push(h("span", {}, h(`i.av-${look}`), text));
   el.append(h("div.av-tide", group("Memory of one step, for several K"),
     h("p.av-says", { "aria-live": "polite" }, verdict, " ", fits),
-    h("p.av-title", {}, "Memory in use after each operation of one step, in MiB. At the right: the peak of each K."),
+    h("p.av-title", {}, "MiB in use after each operation, and each K’s peak"),
     picture.plot, phases, operation, h("p.av-legend", {}, ...keys),
     h("div.av-keys", {}, h("label", {}, "K micro-batches a step ", many, shown),
       h("label", {}, checks, " checkpoints"),
-      h("label", {}, "your GPU ", holds), h("label", {}, "operation ", scrub))));
+      h("label", {}, "your GPU ", holds, room), h("label", {}, "operation ", scrub))));
 
   /** @param {() => void} change */
   function choose(change) {
@@ -129,6 +131,7 @@ async function peaks({ model, el }) {
     slide(many, k, ks.length - 1, `${ks[k]}`);
     tell(shown, `${ks[k]}`);
     slide(holds, gpu / NOTCH, top / NOTCH, size(gpu));
+    tell(room, size(gpu));
     const [bytes, peak] = [heights(run), peakOf(run)];
     tell(verdict, peak > gpu ? `K = ${ks[k]} runs out of memory.` : `K = ${ks[k]} fits.`);
     verdict.classList.toggle("av-fails", peak > gpu);
