@@ -69,8 +69,8 @@ class ThemedFigure(PageFigure):
             return None
         # What is laid out again must not move in the chart that its owner has.
         small: ThemedFigure = pickle.loads(pickle.dumps(self))  # noqa: S301 - our own bytes, of this moment
-        rows, columns = _stack_panels(small, _FITS / (72 * width))
-        small.set_size_inches(PHONE / 72, height * rows)
+        taller, columns = _stack_panels(small, _FITS / (72 * width))
+        small.set_size_inches(PHONE / 72, height * taller)
         _move_keys_above(small)
         for axes in small.axes:
             _wrap(axes, PHONE / columns)
@@ -85,13 +85,14 @@ class ThemedFigure(PageFigure):
 # --- on a phone ---------------------------------------------------------------------------------
 
 
-def _stack_panels(chart: Figure, part: float) -> tuple[int, int]:
-    """Break a row of panels where only a part of it fits, and return how many rows and columns there are then."""
+def _stack_panels(chart: Figure, part: float) -> tuple[float, int]:
+    """Break rows of panels where only a part of each fits, and return how many times the rows, and how many columns."""
     panels = chart.axes
     place = panels[0].get_subplotspec()
     if place is None or place.get_gridspec().ncols == 1:
         return 1, 1
-    columns = max(int(len(panels) * part), 1)
+    wide = place.get_gridspec()
+    columns = max(int(wide.ncols * part), 1)
     rows = math.ceil(len(panels) / columns)
     grid = GridSpec(rows, columns, figure=chart)
     for n, axes in enumerate(panels):
@@ -101,7 +102,7 @@ def _stack_panels(chart: Figure, part: float) -> tuple[int, int]:
             # It shared numbers and a name with its neighbour at the left.
             axes.tick_params(labelleft=True)
             axes.set_ylabel(panels[0].get_ylabel())
-    return rows, columns
+    return rows / wide.nrows, columns
 
 
 def _move_keys_above(chart: Figure) -> None:

@@ -132,6 +132,11 @@ def test_panels_are_stacked_as_wide_as_they_were_and_the_chart_itself_stays() ->
     assert four is not None
     assert [axes.get_subplotspec().colspan.start for axes in four.axes] == [0, 1, 0, 1]  # type: ignore[union-attr]
     assert ThemedFigure(figsize=(4.6, 3)).for_phone() is None, "it fits as it is"
+    grid = ThemedFigure(figsize=(9, 4))
+    grid.subplots(2, 4)
+    small = grid.for_phone()
+    assert small is not None and small.axes[0].get_gridspec().get_geometry() == (4, 2)
+    assert small.get_figheight() == pytest.approx(8), "as many rows again, each as high as before"
 
 
 @pytest.mark.parametrize(("events", "moved"), [(22, False), (60, True)])
