@@ -32,11 +32,10 @@ _MOST_LABELLED = 3
 _LEGEND = (
     (
         "gradient",
-        "the gradient of a layer is computed: its number, in the colour of its bucket",
-    ),
-    (
-        "reduce",
-        "all-reduce of a bucket: from when this rank is ready until it has the mean",
+        (
+            "DDP’s buckets by turns. In compute: a layer’s gradient, by its number. In network: the all-reduce,"
+            " from when this rank is ready until it has the mean"
+        ),
     ),
     ("wait", "the rank waits for the network, or for the other rank"),
     ("step", "optimizer step"),
@@ -174,9 +173,10 @@ class Overlap(Picture):
         yield from self._ticks()
         cap, quiet = setting
         other = self._part(self.seconds((cap, not quiet)))
-        label = f"{'without' if quiet else 'with'} no_sync it ends here"
+        label = f"ends here {'without' if quiet else 'with'} no_sync"
         yield Mark(HEADS, "other", "other", other)
-        yield Mark(AXIS, "ghost", "ghost", other, label=label)
+        look = "ghost before" if other > 53 else "ghost after"
+        yield Mark(AXIS, "ghost", look, other, label=label)
 
     def _mark(self, setting: Setting, rank: int, one: Stretch) -> Mark:
         zero = self._zero(setting)
@@ -291,7 +291,7 @@ def _label(one: Stretch) -> str:
 def _said(one: Stretch) -> str:
     of = {
         "gradient": f"the gradient of layer {one.which}, which is in bucket {one.bucket}",
-        "reduce": f"the all-reduce of bucket {one.which}, until the mean is there",
+        "reduce": f"the all-reduce of bucket {one.which}, until this rank has the mean",
         "wait": "the backward has its last gradient, and waits for the network or the other rank",
         "step": "the optimizer's step",
     }

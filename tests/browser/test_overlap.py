@@ -39,3 +39,27 @@ def test_a_larger_bucket_starts_its_all_reduce_after_the_last_gradient(page: Any
 def test_a_box_says_what_it_is_when_it_is_pointed_at(page: Any) -> None:
     page.locator(".av-compute .av-gradient:visible").first.hover()
     assert page.locator(".av-points").inner_text() == "1 to 2 ms, rank 0: the gradient of layer 1, which is in bucket 0"
+
+
+def test_no_line_lies_on_words_and_none_of_them_is_cut_on_a_phone(shown: Callable[..., Any]) -> None:
+    page = shown(made(), wait=".av-hero", reduced_motion="reduce", width=375)
+    over = """all => all.map(one => {
+        const {left, right, top, bottom} = one.getBoundingClientRect();
+        const clip = one.closest(".av-lanes").getBoundingClientRect(), line = document.querySelector(".av-other");
+        line.style.left = `${(left + right) / 2 - line.parentElement.getBoundingClientRect().left - 1}px`;
+        const hit = document.elementFromPoint((left + right) / 2, (top + bottom) / 2);
+        const cut = getComputedStyle(one.closest(".av-lanes")).overflowX !== "visible" && left < clip.left;
+        return cut || hit === line || left < 0 || right > innerWidth ? one.textContent : "";
+    }).filter(Boolean)"""
+    words = page.locator(".av-lane b:visible")
+    for _ in range(2):
+        page.locator(".av-lanes").scroll_into_view_if_needed()
+        assert words.evaluate_all(over) == []
+        page.get_by_role("switch", name="no_sync").press("Space")
+
+
+def test_no_two_entries_of_the_legend_look_alike(page: Any) -> None:
+    looks = page.locator(".av-legend > span").evaluate_all(
+        "all => all.map(one => getComputedStyle(one.firstChild).background + getComputedStyle(one.firstChild).border)"
+    )
+    assert len({*looks}) == len(looks) == 3
