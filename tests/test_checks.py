@@ -230,9 +230,13 @@ def test_ranks_that_divide_by_a_number_of_their_own_are_found(terms: Any, elemen
 
 def _counted_over_ranks(times: int) -> Ledger:
     """Sums over texts, divided by the elements of all ranks, and multiplied `times`."""
-    lengths = [((3, 1), (2, 4)), ((5, 2), (2, 2)), ((7, 1), (1, 9))]
+    lengths = [((3, 1), (2, 4)), ((5, 2), (2, 2)), ((7, 1), (1, 9)), ((6, 2), (1, 2))]
     every = [(one, times / sum(map(sum, one))) for one in lengths]
-    return _of_all_ranks(*(tuple([term(n, by, "sum") for n in own] for own in one) for one, by in every))
+    return _of_all_ranks(*(tuple([_divided(n, by) for n in own] for own in one) for one, by in every))
+
+
+def _divided(elements: int, factor: float) -> dict[str, Any]:
+    return term(elements, factor, "sum") | {"divisor": 1 / factor}
 
 
 def test_what_is_divided_by_a_number_of_all_ranks_that_the_average_divides_by_again_is_a_condition() -> None:

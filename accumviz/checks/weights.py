@@ -561,7 +561,7 @@ def _differ(sums: list[_StepSum]) -> bool:
 def sums_differ(optimizer: OptimizerHistory) -> Findings:
     """Find windows whose shares add up to different sums, and not by a weight that follows a schedule."""
     sums = _sums(optimizer)[optimizer.begins_inside :]
-    if not _are_wrong(optimizer, sums):
+    if _are_parts(optimizer, sums) or not _are_wrong(optimizer, sums):
         return
     largest = max(sums, key=lambda window: window.total)
     low = min(_totals(sums))
@@ -578,6 +578,12 @@ def sums_differ(optimizer: OptimizerHistory) -> Findings:
         ),
         times=len(sums),
     )
+
+
+def _are_parts(optimizer: OptimizerHistory, sums: Sequence[_StepSum]) -> bool:
+    """Return whether sums of several ranks may be whole together: of elements that are divided by those of all."""
+    of_ranks = number(optimizer.ledger.meta.get("ranks")) > 1
+    return of_ranks and not all(share.mean for share in _shares(sums))
 
 
 def _are_wrong(analysis: LedgerAnalysis, sums: list[_StepSum]) -> bool:
@@ -632,11 +638,8 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
 
 def _differing_sums(optimizer: OptimizerHistory) -> Conditions:
     """Name the sums of an optimizer's steps, where they differ."""
-    # The sums of several ranks may be whole together.
-    of_ranks = number(optimizer.ledger.meta.get("ranks")) > 1
     sums = _sums(optimizer)
-    means = all(share.mean for share in _shares(sums))
-    if not _differ(sums) or (of_ranks and not means):
+    if not _differ(sums) or _are_parts(optimizer, sums):
         return
     totals = _totals(sums)
     said = f"sums of shares from {min(totals):.3g} to {max(totals):.3g} are meant"

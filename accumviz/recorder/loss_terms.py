@@ -67,6 +67,8 @@ _MASKED = {
 _PENALTIES = _SAME | _variants("Pow", "Abs", "Mul")
 # So many backwards are searched for old copies of weights: the walk through a graph takes time.
 _SEARCHES = 8
+# The dimension -1, as nodes keep it.
+_LAST = (1 << 64) - 1
 # What lies between a cross entropy and the products that it compares.
 _TURNED = _variants("T", "Transpose", "Permute")
 _SCALINGS = {"LogSoftmaxBackward0", *_TURNED, *_POWERS, *_SAME}
@@ -496,7 +498,8 @@ class _Reduced:
         self.factor: _Factor = ()
         self._kind = kind
         self._masks: list[Tensor] = []
-        self._masks_sums = False  # what was masked are sums, as of the classes of a row
+        # The sums that were masked, as of the classes of a row.
+        self._masked: Any = None
         self._descend()
 
     def _descend(self) -> None:
@@ -526,7 +529,8 @@ class _Reduced:
         sizes = list(map(int, node._saved_self_sym_sizes))
         if kind == self._kind:
             self.count = math.prod(sizes)
-            self._masks_sums = bool(self._masks)
+            if self._masks:
+                self._masked = node
             return True
         left = node._input_metadata[0].shape
         # The other way over each sample makes that sample's loss; over the batch, it makes losses of it.
@@ -554,8 +558,9 @@ class _Reduced:
         return True
 
     def _mask(self, mask: Tensor) -> None:
-        if self._masks_sums:
-            raise _UnreadableError(_NESTED)
+        if self._masked is not None:
+            mask = _of_rows(self._masks, self._masked, mask)
+            self._masks.clear()
         self._masks.append(mask)
 
     def parts(self) -> list[Any]:
@@ -590,6 +595,17 @@ class _Reduced:
         for mask in self._masks:
             if not readable(mask) or mask.dtype.is_complex or mask.numel() != size:
                 raise _UnreadableError(_NESTED)
+
+
+def _of_rows(masks: list[Tensor], sums: Any, mask: Tensor) -> Tensor:
+    """Return a mask of elements times the one of their sums over the last dimension, as of a row's classes."""
+    rows = masks[0]
+    of_last = getattr(sums, "_saved_dim", ()) in ((mask.dim() - 1,), (_LAST,))
+    known = of_last and len(masks) == 1 and readable(rows, mask)
+    if not known or rows.shape != mask.shape[:-1]:
+        raise _UnreadableError(_NESTED)
+    with torch.no_grad():
+        return rows.unsqueeze(-1) * mask
 
 
 def _sum_of_product(masks: list[Tensor]) -> Tensor:

@@ -226,7 +226,7 @@ class _Session:
             place.start_processes = start_processes
 
     def _recorded(self, function: Any) -> _Child:
-        """Return a function that records what this one trains.."""
+        """Return a function that records what this one trains."""
         if self._diary is None:
             handle, name = tempfile.mkstemp(".jsonl", "accumviz-")
             os.close(handle)

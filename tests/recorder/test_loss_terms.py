@@ -125,6 +125,10 @@ FORMS: dict[str, tuple[Callable[[Batch], torch.Tensor], Expected | Callable[[Bat
         [("mean", ROWS, 1 / K)],
     ),
     "per sample, then averaged": (lambda b: (b.scores**2).sum(1).mean() / K, [("mean", ROWS, 1 / K)]),
+    "probabilities of masked rows": (
+        lambda b: -((b.probabilities * F.log_softmax(b.scores, 1)).sum(-1) * b.mask).sum() / VALID,
+        [("sum", VALID, -1 / VALID)],
+    ),
     "KL, batchmean": (
         lambda b: F.kl_div(F.log_softmax(b.scores, 1), b.probabilities, reduction="batchmean"),
         [("sum", ROWS, 1 / ROWS)],
@@ -173,6 +177,7 @@ BY_ROWS = [
     "rows, then all",
     "probabilities for targets",
     "log_softmax, picked",
+    "probabilities of masked rows",
 ]
 
 
@@ -186,7 +191,7 @@ def test_a_term_says_what_the_gradient_says(form: str) -> None:
     columns = []
     for i in range(ROWS):
         batch.layer.zero_grad()
-        target = batch.probabilities if form == "probabilities for targets" else batch.y
+        target = batch.probabilities if "probabilities" in form else batch.y
         F.cross_entropy(batch.layer(batch.x[i : i + 1]), target[i : i + 1]).backward()
         columns.append(torch.cat([p.grad.flatten() for p in batch.layer.parameters() if p.grad is not None]))
     weights = torch.linalg.lstsq(torch.stack(columns, 1).double(), whole[:, None]).solution.flatten()
