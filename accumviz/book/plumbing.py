@@ -40,6 +40,13 @@ _SIDE, _UNIT = 300, 48
 _ALONE = 'autocomplete="off" data-lm-suppress-shortcuts="true"'
 _TAP = f'<input type="checkbox" role="switch" {_ALONE}>'
 
+_LEGEND = (
+    '<p class="av-legend"><span><i class="av-real"></i> circle: real samples</span>'
+    '<span><i class="av-made"></i> dot: a sample of G</span>'
+    "<span>tank: norm in .grad, G and D on separate scales</span>"
+    "<span>tap: open if its bar is along the pipe</span></p>"
+)
+
 
 @dataclass(frozen=True)
 class Game:
@@ -127,7 +134,7 @@ class Plumbing(Picture):
         return (
             f'<div class="av-taps" role="group" aria-label="Lines of the loop">{taps}</div>'
             f'<p class="av-says" aria-live="polite">{first["says"]}</p>'
-            f'<div class="av-both">{_drawing(first)}{self._ring(first["game"])}</div>'
+            f'<div class="av-both">{_drawing(first)}{self._ring(first["game"])}</div>{_LEGEND}'
         )
 
     def _ring(self, game: int) -> str:
@@ -142,10 +149,8 @@ class Plumbing(Picture):
             dots += f'<circle class="av-dot" r="3.5" style="transform:translate({x}px,{y}px)"/>'
         end = len(self.rounds) - 1
         return (
-            f'<div class="av-ring"><svg viewBox="0 0 {_SIDE} 324" role="img" aria-label="Samples of one game, and'
-            f' eight circles in a ring">{circles}{dots}<circle class="av-centre" cx="46" cy="312" r="8"/>'
-            '<text x="103" y="316">real samples</text><circle class="av-sample" cx="176" cy="312" r="3.5"/>'
-            '<text x="226" y="316">G’s samples</text></svg><label>G’s samples at round <input type="range"'
+            f'<div class="av-ring"><svg viewBox="0 0 {_SIDE} {_SIDE}" role="img" aria-label="Samples of one game, and'
+            f' eight circles in a ring">{circles}{dots}</svg><label>G’s samples at round <input type="range"'
             f' max="{end}" value="{end}" {_ALONE}><output>{self.rounds[-1]}</output></label></div>'
         )
 
@@ -226,7 +231,6 @@ def _drawing(run: Mapping[str, Any]) -> str:
         + _box("generator G", 47, 86, 90, 52, "av-owns-g")
         + _box("discriminator D", 249, 86, 178, 52, "av-owns-d")
         + '<text x="47" y="313">G.grad</text><text x="249" y="313">D.grad</text>'
-        '<text x="170" y="340">tap open: bar along the pipe; closed: across it</text>'
     )
     valves = ""
     for (name, *_), (x, y, *beside) in zip(LINES, _VALVES, strict=True):
@@ -235,7 +239,7 @@ def _drawing(run: Mapping[str, Any]) -> str:
             f'<text x="{beside[0]}" y="{beside[1]}">{name}</text></g>'
         )
     return (
-        '<svg class="av-pipes" viewBox="0 0 340 346" role="img" aria-label="Each loss has a pipe into each network\'s'
+        '<svg class="av-pipes" viewBox="0 0 340 320" role="img" aria-label="Each loss has a pipe into each network\'s'
         f' vessel, as wide as the gradient that it brings.">{pipes}{parts}{boxes}{valves}</svg>'
     )
 

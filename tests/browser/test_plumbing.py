@@ -41,3 +41,13 @@ def test_a_setting_that_trains_otherwise_plays_its_rounds(shown: Open) -> None:
     page.get_by_role("slider").press("Home")
     assert page.locator("output").inner_text() == "0"
     assert dot.get_attribute("style") == "transform: translate(150px, 150px);"
+
+
+def test_on_a_phone_the_round_s_slider_is_on_the_screen_and_its_words_can_be_read(shown: Open) -> None:
+    page = shown(made(), wait=READY, width=375)
+    box = page.locator(".av-plumbing").bounding_box()
+    slider = page.get_by_role("slider").bounding_box()
+    assert slider["y"] + slider["height"] - box["y"] <= 812 - 48
+    size = "all => Math.min(...all.map(one => parseFloat(getComputedStyle(one).fontSize) * one.getScreenCTM().a))"
+    assert page.locator("svg text").evaluate_all(size) >= 11
+    assert page.locator(".av-legend span").count() == 4
