@@ -65,6 +65,8 @@ class Lookup:
         """A link into the book in words, or to the published page where an address is known."""
         if re.match(r"https?:", target):
             return f"[{text}]({target})"
+        if target.startswith("#claim-row-"):  # a notebook's claims are a list, with the same numbers
+            return text
         path, _, label = target.partition("#")
         docname, anchor = normpath(join(dirname(self.docname), path.removesuffix(".md"))), ""
         section = ""
