@@ -75,13 +75,16 @@ def ddp_unsynced_step(optimizer: OptimizerHistory) -> Findings:
         "error",
         b,
         step=step,
-        evidence={
-            "backwards not averaged": late,
-            "line of the forward": optimizer.detail(b, "armed_line") or 0,
-        },
+        evidence={"backwards not averaged": late, **_forward(optimizer, b)},
         cause=f"The step reads gradients that were not averaged over the ranks: {_why_unsynced(optimizer, b)}",
         times=len(wrong),
     )
+
+
+def _forward(analysis: LedgerAnalysis, backward: int) -> dict[str, int]:
+    """Return the line of the last forward of DDP's before a backward."""
+    line = analysis.detail(backward, "armed_line")
+    return {"line of the forward": line} if line else {}
 
 
 def _why_unsynced(analysis: LedgerAnalysis, backward: int) -> str:
@@ -92,6 +95,8 @@ def _why_unsynced(analysis: LedgerAnalysis, backward: int) -> str:
             "DDP was to average them, and did not. Its hooks are lost where parameters are moved or cast after it "
             "was made, and it waits for a gradient of every parameter."
         )
+    if not analysis.detail(backward, "armed_line"):
+        return "the wrapped model was never called, as where a forward goes through `model.module`."
     return "DDP averages only in the first backward after a forward outside `no_sync`, and this one is not."
 
 

@@ -363,7 +363,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 class _Replica:
     """A model that DDP replicates: its leaves, and whether a forward has armed its all-reduce.
 
-    `armed` is None before the first forward; `line` is that of the last one that counted.
+    `armed` is None before the first forward or backward; `line` is that of the last forward that counted.
     """
 
     def __init__(self, module: Any, index: dict[int, int]) -> None:
@@ -458,9 +458,12 @@ class Collectives:
         for replica in self.replicas:
             # A comm hook may send nothing on purpose.
             silent = replica.hooked and replica.armed and not running.syncs
-            is_reached = not reached.isdisjoint(replica.leaves)
-            if is_reached and replica.armed is not None and not silent:
+            if reached.isdisjoint(replica.leaves) or silent:
+                continue
+            if replica.armed is not None:
                 concerned.append(replica)
+            else:  # its forward, if there was one, came before the recording
+                replica.armed = False
         if concerned:
             # One that is not armed is what the step lacks.
             first = min(concerned, key=lambda replica: bool(replica.armed))

@@ -68,6 +68,18 @@ def ddp_unsynced_step_a_tail(record):
                     optimizer.zero_grad()
 
 
+def ddp_unsynced_step_around_the_wrapper(record):
+    model = replicated(net())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with record(model, optimizer):
+        for x, y in batches(4):
+            out = model.module(x)  # wrong
+            # right: out = model(x)
+            F.cross_entropy(out, y).backward()  # finding: ddp-unsynced-step
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def ddp_unsynced_step_framework(record):
     boss = accelerator()
     model = net()
