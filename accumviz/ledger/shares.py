@@ -204,6 +204,8 @@ def shares(flow: Flow) -> Shares:
     summed = terms.reduction[at] == SUM
     opaque = terms.unknown[at] > 0
     lost = of.reason > 0
+    # A constant that was not read may be the scaler's.
+    maybe_unscaled = opaque & (of.reason == _SCALED)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         gain = of.by_hand * of.clipped * of.averaged
         coefficient = constant * np.where(lost, np.nan, gain)
@@ -214,7 +216,7 @@ def shares(flow: Flow) -> Shares:
         each = coefficient / np.where(mean, elements, np.nan)
         weight = constant * of.by_hand * means
     unknown = np.select(
-        [of.erased, lost, opaque, np.isnan(share)],
+        [of.erased, lost & ~maybe_unscaled, opaque, np.isnan(share)],
         [0, of.reason, terms.unknown[at], _UNCOUNTED],
     )
     objective, names = terms.objectives(at, ~of.erased, of.step, weight)

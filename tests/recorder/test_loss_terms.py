@@ -318,3 +318,16 @@ def test_packed_tensors_are_unknown() -> None:
     (term,) = recorded(batch.layer, loss)
     assert term["elements"] is None
     assert "packed" in term["unknown"]
+
+
+def test_a_constant_that_was_packed_away_may_be_the_scalers() -> None:
+    batch = Batch()
+    optimizer = torch.optim.SGD(batch.layer.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    hidden = torch.autograd.graph.saved_tensors_hooks(lambda tensor: [tensor], lambda kept: kept[0])
+    with av.record(batch.layer, optimizer) as recording, hidden:
+        scaler.scale(batch.layer(batch.x).mean()).backward()
+        scaler.step(optimizer)
+    [row] = recording.ledger.shares()
+    assert math.isnan(row.share)
+    assert "scaler" not in row.unknown
