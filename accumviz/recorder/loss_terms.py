@@ -551,7 +551,9 @@ class _Reduced:
 
     def _pass_mask(self, node: Any, name: str) -> bool:
         mask = held(getattr(node, _MASKED[name]))
-        if mask is None or node.next_functions[0][0] is None or not readable(mask):
+        if mask is None:
+            raise _UnreadableError(_PACKED)
+        if node.next_functions[0][0] is None or not readable(mask):
             return False
         with torch.no_grad():
             self._mask(mask if name == "WhereBackward0" else ~mask)

@@ -303,7 +303,15 @@ def test_a_compiled_loss_is_unknown() -> None:
     assert term["factor"] == 1 / K
 
 
-def test_packed_tensors_are_unknown() -> None:
+@pytest.mark.parametrize(
+    "reduced",
+    [
+        lambda scores: F.mse_loss(scores, torch.zeros_like(scores)),
+        lambda scores: scores.masked_fill(scores > 0, 0).sum(),
+    ],
+    ids=["a loss", "a masked sum"],
+)
+def test_packed_tensors_are_unknown(reduced: Callable[[torch.Tensor], torch.Tensor]) -> None:
     batch = Batch()
     kept: dict[int, torch.Tensor] = {}
 
@@ -313,7 +321,7 @@ def test_packed_tensors_are_unknown() -> None:
 
     def loss() -> torch.Tensor:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda number: kept[number]):
-            return F.mse_loss(batch.layer(batch.x), batch.zeros)
+            return reduced(batch.layer(batch.x))
 
     (term,) = recorded(batch.layer, loss)
     assert term["elements"] is None
