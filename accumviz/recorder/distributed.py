@@ -270,6 +270,9 @@ def _read_move(moved: Any, inside: Details) -> _Moving:
         comm = inside.get("reduce_scatter_comm")
         if comm is not None and not type(comm).__module__.startswith(_FSDP):
             special.append(comm)
+        # Before 2.9, gloo gives FSDP2 the sum where it asks for the mean.
+        if torch.__version__ < "2.9" and dist.get_backend(group) == "gloo":
+            special.append(group)
     else:  # FSDP1
         group = state.process_group
         special = [getattr(state, name, None) for name in _SPECIAL_OF_FSDP1]
