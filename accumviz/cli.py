@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from accumviz import __version__, needs
+from accumviz import __version__
 from accumviz.checks import report as reports
 from accumviz.show import counted, literal, plural
 
@@ -463,9 +463,8 @@ def _run(options: Any) -> None:
         return _finish(recordings, notes, files, options)
 
     try:
-        needs.check_torch()
         script = Script(name, arguments, module=is_module)
-    except (ImportError, CannotRunError) as error:
+    except CannotRunError as error:
         _fail(error)
     unreported = 0
     if options.fail_on is not None:

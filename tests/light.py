@@ -12,6 +12,7 @@ import gc as _gc, sys as _sys, types as _types
 _gc.disable()
 for _name in ("torch._meta_registrations", "torch.export", "torch._native"):
     _sys.modules[_name] = _types.ModuleType(_name)
+_sys.modules["torch.export"].ExportedProgram = None  # torch 2.8 takes it from there
 import torch, torch._prims.rng_prims as _drawn_by_loaders
 _none = _types.ModuleType("torch._dynamo")
 _none.graph_break, _none.disable = lambda *_, **__: None, lambda function=None, *_, **__: function

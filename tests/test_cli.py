@@ -360,17 +360,6 @@ def test_fail_on_fails_with_its_reason_first_where_nothing_could_be_judged(how: 
     assert ran(tmp_path, *gate, "--allow-unjudged", *command)[0] == 0
 
 
-def test_a_torch_that_is_too_old_is_said_before_the_script_starts(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("")
-    (tmp_path / "torch-2.4.1.dist-info").mkdir()
-    (tmp_path / "torch-2.4.1.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.4.1\n")
-    (tmp_path / "train.py").write_text("print('ran')\n")
-    code, out, err = ran(tmp_path, "-m", "accumviz", "run", "train.py", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
-    assert (code, out) == (2, "")
-    assert "recording needs torch 2." in err
-    assert "this is torch 2.4.1" in err
-
-
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_a_narrow_encoding_ends_no_command(encoding: str, tmp_path: Path) -> None:
     script = (

@@ -61,7 +61,7 @@ def graphs(draw: st.DrawFn) -> Graph:
             draw(st.sampled_from(["", "a", "a.b", "a.b.c", "d"])),
             draw(st.sampled_from([None, (), (3,), (2, 0)])),
             saved=tuple(
-                Saved("self", (3,), "float32", 12, s, s == 2) for s in draw(st.lists(st.integers(-1, 4), max_size=3))
+                Saved("self", (3,), "float32", 12, s, s == 2) for s in draw(st.lists(st.integers(0, 4), max_size=3))
             ),
             alive=draw(st.booleans()),
             value=draw(number),

@@ -338,7 +338,9 @@ def _unjudged(analysis: LedgerAnalysis) -> dict[str, str]:
     saved = analysis.events.column("saved_after")[analysis.backward]
     lacking = {_SHARES: "; ".join(_lacking_of_shares(analysis))}
     if np.isnan(saved).all():
-        lacking[_MEMORY] = "saved bytes were not measured: record(..., memory=True)"
+        lacking[_MEMORY] = (
+            "saved bytes were not measured: record(..., memory=True), on torch 2.10 or newer"
+        )
     return {rule.name: lacking[rule.needs] for rule in RULES if lacking.get(rule.needs)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,15 +24,15 @@ class Saved:
 
     `attr` is the name under which the node keeps it, without `_saved_`.
 
-    `bytes` is the whole storage it holds on to, and `storage` tells equal storages apart (-1: no
-    storage is known, as of sparse tensors). A parameter's storage is there anyway, so `parameter`
-    excludes it from every sum.
+    `bytes` is the whole storage it holds on to (NaN: torch does not say), and `storage` tells equal
+    storages apart (-1: no storage is known, as of sparse tensors). A parameter's storage is there
+    anyway, so `parameter` excludes it from every sum.
     """
 
     attr: str
     shape: tuple[int, ...] | None = None
     dtype: str = ""
-    bytes: int = 0
+    bytes: float = 0
     storage: int = -1
     parameter: bool = False
 
@@ -67,7 +68,7 @@ class Node:
     parameters: int = 0
 
     @property
-    def saved_bytes(self) -> int:
+    def saved_bytes(self) -> float:
         """Bytes of the distinct storages it keeps, parameters excluded."""
         return distinct_bytes([self])
 
@@ -108,7 +109,7 @@ class Difference:
 
     removed: tuple[Node, ...]
     added: tuple[Node, ...]
-    saved_bytes: int
+    saved_bytes: float
 
     def __repr__(self) -> str:
         lines = [f"- {node.title}" for node in self.removed]
@@ -150,8 +151,8 @@ class Graph(Displayed):
         return iter(self.nodes)
 
     @property
-    def saved_bytes(self) -> int:
-        """Bytes the graph keeps alive: each storage once, parameters excluded."""
+    def saved_bytes(self) -> float:
+        """Bytes the graph keeps alive: each storage once, parameters excluded; NaN where torch does not say."""
         return distinct_bytes(self.nodes)
 
     @property
@@ -315,9 +316,12 @@ class Graph(Displayed):
 
     def __repr__(self) -> str:
         roots = ", ".join(self.nodes[root].title for root in self.roots[:3])
+        saved = f"{self.saved_bytes:,} B"
+        if math.isnan(self.saved_bytes):
+            saved = "unknown"
         head = (
             f"Graph: {counted(len(self), 'node')}, {counted(len(self.edges), 'edge')}, "
-            f"saves {self.saved_bytes:,} B; {plural(len(self.roots) or 1, 'root')} {roots or 'unknown'}"
+            f"saves {saved}; {plural(len(self.roots) or 1, 'root')} {roots or 'unknown'}"
         )
         lines = [head, *_table([_row(node) for node in self.nodes[:_REPR_ROWS]])]
         if len(self) > _REPR_ROWS:
@@ -327,10 +331,10 @@ class Graph(Displayed):
         return "\n".join(lines)
 
 
-def distinct_bytes(nodes: Iterable[Node]) -> int:
+def distinct_bytes(nodes: Iterable[Node]) -> float:
     """Sum the distinct storages that these nodes keep, parameters excluded."""
     sizes = {}
-    excluded = {-1}
+    excluded = set()
     for node in nodes:
         for saved in node.saved:
             sizes[saved.storage] = saved.bytes
@@ -382,7 +386,7 @@ def _row(node: Node) -> dict[str, str]:
         "module": node.module,
         "shape": "" if node.shape is None else str(node.shape),
         "dtype": node.dtype,
-        "saved": f"{node.saved_bytes:,} B" if node.saved_bytes else "",
+        "saved": f"{node.saved_bytes:,} B" if node.saved_bytes > 0 else "",
         "state": "" if node.alive else "freed",
         "value": _short(node.value),
         "grad": _short(node.grad),

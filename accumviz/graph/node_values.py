@@ -132,8 +132,7 @@ def _saved_unchanged(fn: Any) -> list[torch.Tensor]:
 
 def _unpacks_plainly(fn: Any) -> bool:
     """Tell whether reading what a node saved runs only torch's own code: a checkpoint's hook would recompute."""
-    saved = [raw for _, raw in memory.raw_saved(fn)]
-    return all(raw is not None and raw.unpack_hook is None for raw in saved)
+    return all(memory.unpacks_plainly(raw) for _, raw in memory.raw_saved(fn))
 
 
 def _run_again(fn: Any, tensors: Results) -> torch.Tensor | None:

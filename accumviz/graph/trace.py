@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from types import FrameType
 from typing import Any
@@ -144,7 +145,7 @@ def graph_of(
     scopes: Scopes,
     values: Mapping[Any, Any] | None = None,
     grads: Mapping[Any, Any] | None = None,
-    notes: Sequence[str] = (),
+    notes: Iterable[str] = (),
 ) -> Graph:
     """Put what is known of the nodes into a `Graph`."""
     values, grads = values or {}, grads or {}
@@ -183,6 +184,11 @@ def graph_of(
         nodes.append(node)
     if not all(node.alive for node in nodes):
         notes = [_FREED]
+    if memory.UNREAD:
+        notes = [
+            *notes,
+            f"{memory.UNREAD}: its bytes, and whether they were freed, are unknown",
+        ]
     edges = tuple(walk.edges)
     return Graph(
         tuple(nodes),
@@ -280,6 +286,8 @@ class _Storages:
                 rows.append(self._row(attr, tensor))
             elif _was_freed(fn, attr, raw):
                 alive = False
+            elif memory.UNREAD:
+                rows.append(Saved(attr, bytes=math.nan))
         return tuple(rows), alive
 
     def _row(
@@ -307,7 +315,7 @@ def _was_freed(
     """Tell freed from never needed: there is no hook on an empty slot, so reading it unpacks nothing."""
     if raw is None:
         return True
-    if raw.data is not None or raw.unpack_hook is not None:
+    if not memory.unpacks_plainly(raw) or raw.data is not None:
         return False
     try:
         getattr(fn, f"_saved_{attr.partition('[')[0]}")

@@ -14,7 +14,6 @@ from weakref import ref
 
 import torch
 
-from accumviz import needs
 from accumviz.graph.scopes import submodules
 from accumviz.recorder import patches
 from accumviz.recorder.callsite import Caller, CallSites
@@ -41,7 +40,6 @@ class Detector:
         *,
         exact: int = 64,
     ) -> None:
-        needs.check_torch()
         self._path, self._exact = path, exact
         self.recordings, self.notes = recordings, notes
         self._number = 1  # of the first name that no other run has

@@ -18,7 +18,7 @@ from torch.autograd.function import BackwardCFunction
 
 from accumviz.recorder import patches
 from accumviz.recorder.columns import Backward, Details
-from accumviz.recorder.memory import ACCUMULATE_GRAD, DEEP, held
+from accumviz.recorder.memory import ACCUMULATE_GRAD, DEEP, UNREAD, held
 from accumviz.recorder.transfer import PLAIN, local, plainly, readable
 
 # A sum of more losses than this, or one of more operations, is not taken apart further.
@@ -28,8 +28,8 @@ _ARGUMENTS = ("tensors", "grad_tensors", "retain_graph", "create_graph")
 _LEAF_ITSELF = "it is a parameter itself, and no loss"
 _START = "backward did not start from one number alone"
 _MORE = f"the root adds up more than {_MOST_TERMS} losses"
-_NOT_READ = "a constant that it is multiplied or divided by cannot be read"
-_PACKED = "what it saved was packed away by a hook, or freed"
+_NOT_READ = UNREAD or "a constant that it is multiplied or divided by cannot be read"
+_PACKED = UNREAD or "what it saved was packed away by a hook, or freed"
 _NESTED = "how its sums, means and weights are nested in one another is not read"
 _SIGNED = "it is summed with weights of which some are negative"
 _PRODUCT = "it is a product or a quotient of two things that have gradients"

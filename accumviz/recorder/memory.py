@@ -12,10 +12,15 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch._C._autograd import SavedTensor
 from torch.autograd.function import BackwardCFunction
 
 _CHECKPOINT = "torch.utils.checkpoint"
 ACCUMULATE_GRAD = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+# Why nothing can be said of what graphs saved: before 2.10 torch shows it unpacked only, and a user's hook unpacks.
+UNREAD = ""
+if not hasattr(SavedTensor, "data"):
+    UNREAD = f"torch {torch.__version__} does not say what a graph saved"
 # Nodes; deleting a chain of about 50,000 ended the process.
 DEEP = 10_000
 # `dir()` of a node takes longer than reading all it saved, and is the same for its class.
@@ -51,8 +56,8 @@ def raw_saved(node: Any) -> list[tuple[str, Any]]:
 
 
 def held(raw: Any) -> Tensor | None:
-    """Return the tensor a SavedTensor really holds, None when it was freed or packed into something else."""
-    data = None if raw is None else raw.data
+    """Return the tensor a SavedTensor really holds, None when it was freed, packed into something else or `UNREAD`."""
+    data = getattr(raw, "data", None)
     # `save_on_cpu` packs (device, copy).
     for part in data if isinstance(data, tuple) else (data,):
         if isinstance(part, Tensor):
@@ -101,6 +106,11 @@ def _kept_inputs(frame: Any) -> Iterable[Any]:
         return kept
     saver = getattr(getattr(frame, "input_saver", None), "grad_fn", None)
     return [] if saver is None else [one for _, one in raw_saved(saver)]
+
+
+def unpacks_plainly(raw: Any) -> bool:
+    """Return whether reading what was saved runs only torch's own code: a checkpoint's hook would recompute."""
+    return raw is not None and getattr(raw, "unpack_hook", raw) is None
 
 
 def storage(tensor: Tensor) -> tuple[int, int]:
@@ -239,7 +249,7 @@ class Held:
     """
 
     def __init__(self, wanted: bool | None) -> None:
-        self._budget = _Budget(wanted)
+        self._budget = _Budget(False if UNREAD else wanted)
         self._retained: list[tuple[ref[_Mark], dict[int, int]]] = []
 
     def begin(self, row: Any) -> None:

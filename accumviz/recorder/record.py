@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from accumviz import arguments, needs
+from accumviz import arguments
 from accumviz.recorder.recording import Recording
 from accumviz.recorder.targets import collect
 
@@ -54,9 +54,12 @@ def record(
     and each replay becomes an `edit`. `torch.cuda.make_graphed_callables` can be recorded, but
     refuses modules that have hooks: call it before a recording with `graphs=True`.
 
-    Raises `TypeError` for something that holds no parameters, `ValueError` when nothing would
-    be recorded, and `ImportError` on a torch before 2.10, where numbers would be wrong. Source of
-    the hooks used: "Backward Hooks execution" in the PyTorch note on autograd mechanics.
+    Before version 2.10, torch does not say what a graph saved: factors of losses, and so shares, and
+    saved bytes are unknown, and `ledger.meta["notes"]` says so.
+
+    Raises `TypeError` for something that holds no parameters, and `ValueError` when nothing would
+    be recorded. Source of the hooks used: "Backward Hooks execution" in the PyTorch note on
+    autograd mechanics.
 
     >>> import torch, accumviz as av
     >>> w = torch.tensor([1.0], requires_grad=True)
@@ -69,7 +72,6 @@ def record(
     >>> recording.ledger.values("w").ravel().tolist()
     [-16.0, -20.0]
     """
-    needs.check_torch()
     exact = arguments.whole(
         "exact", exact, "the largest number of elements to keep one by one"
     )

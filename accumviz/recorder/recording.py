@@ -27,7 +27,7 @@ from accumviz.recorder.columns import About, Backward, Columns, Details, Leaves,
 from accumviz.recorder.distributed import Collectives
 from accumviz.recorder.gradients import Gradients
 from accumviz.recorder.loss_terms import CastCache, describe_root, parameters_below
-from accumviz.recorder.memory import Held
+from accumviz.recorder.memory import UNREAD, Held
 from accumviz.recorder.targets import (
     Loaders,
     Named,
@@ -45,6 +45,7 @@ _CAPTURED = (
 _GROWN = "`{name}` got parameters that are not recorded, because they were not there before: what they get is not seen"
 _STOPPED = "accumviz stopped recording after {events} events, training goes on: {why}"
 _LOST = "accumviz could not write on, the recording is held in memory: {why}"
+_UNREAD = f"{UNREAD}: factors of losses and saved bytes are unknown; from 2.10 on they are read"
 _CLOSED_INSIDE = "the recording was closed while this backward ran"
 
 
@@ -97,6 +98,8 @@ class Recording:
         # What has stopped it, in words; `patches` sets it where we cannot.
         self.failure = ""
         self._notes = list(named.notes)
+        if UNREAD:
+            self._notes.append(_UNREAD)
         # Whether an optimizer stepped of whose parameters none is recorded.
         self._elsewhere = False
         self._captured = False  # whether a CUDA graph was

@@ -334,7 +334,7 @@ def _rows(node: Node) -> list[str]:
         rows.append(node.dtype)
     if not node.alive:
         rows.append("freed")
-    elif node.saved_bytes:
+    elif node.saved_bytes > 0:
         rows.append(f"saves {size(node.saved_bytes)} {_attributes(node)}".rstrip())
     return rows
 
