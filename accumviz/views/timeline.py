@@ -512,8 +512,8 @@ class _Painter:
             "The recording is incomplete.": not self.ledger.complete,
             "Numbers without room are left out here; they stand in the words below.": self.left_out,
             "The line of an event is faint where it does not concern a parameter.": self.foreign,
-            "A bar is as high as the norm of .grad. Norms do not add up: it is divided in proportion to the norms of "
-            "its contributions.": False in split,
+            "A bar is as high as the norm of .grad. Norms do not add up, so the bar is divided in proportion to the "
+            "norms of its contributions.": False in split,
             "Bars grow from zero, the oldest part first.": bool(split),
             "Each lane has a scale of its own.": len(scales) > 1,
             SCALED: any(bar.scale != 1 for bar in self._bars),
