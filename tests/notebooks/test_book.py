@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
 from pathlib import Path
 nb_execution_cache_path = str(Path(__file__).parents[1] / "executed")
-extensions = ["myst_nb", "sphinxcontrib.bibtex", "wherebook.notebooks"]
+extensions = ["myst_nb", "sphinxcontrib.bibtex", "wherebook.claims", "wherebook.notebooks"]
 html_title, nb_execution_mode, numfig, math_numfig = "Small", "cache", True, True
 bibtex_bibfiles, bibtex_reference_style = ["references.bib"], "author_year"
 myst_enable_extensions = ["colon_fence", "dollarmath"]
@@ -80,6 +80,22 @@ TWO = """
 a = b
 ```
 
+```{claims}
+An article
+
+1. > `a`
+
+   **Says:** so.
+```
+
+(claim-1)=
+Here claim [1](#claim-row-1) is decided.
+
+```{code-cell}
+:tags: [remove-cell]
+{"claim-1": "right"}
+```
+
 ```{code-cell}
 1 + 1
 ```
@@ -138,6 +154,11 @@ def test_numbers_and_works_are_those_of_the_book(built: Path) -> None:
 
 def test_a_page_that_imports_nothing_else_brings_accumviz_alone(built: Path) -> None:
     assert "torchviz" not in cells(built, "two.ipynb")[-1].source
+
+
+def test_a_claims_number_is_a_link_on_the_site_and_a_number_in_a_notebook(built: Path) -> None:
+    assert "Here claim 1 is decided." in "".join(cell.source for cell in cells(built, "two.ipynb"))
+    assert 'href="#claim-row-1"><span class="std std-ref">1</span>' in (built.parent / "two.html").read_text()
 
 
 def test_where_no_address_is_known_other_pages_are_named_in_words(built: Path) -> None:
