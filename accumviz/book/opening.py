@@ -75,25 +75,28 @@ class Opening(Picture):
             "fails": last > first / 2,
         }
 
-    def _states(self, ledger: Ledger) -> Iterator[tuple[list[float], str]]:
-        """Yield after each event what is in `.grad`: its parts as fractions of a large batch's, and the number."""
+    def _states(self, ledger: Ledger) -> Iterator[tuple[list[float], str, str]]:
+        """Yield after each event what is in `.grad`: its parts as fractions of a large batch's, both as numbers."""
         added = ledger.values(0, "contribution")[:, 0].tolist()
         grads = ledger.values(0)[:, 0].tolist()
         moved = ledger.weights(0)[:, 0].tolist()
         here = weights.path(ledger).values[0]
         parts: list[float] = []
+        whole = 0.0
         for e, event in enumerate(ledger):
-            if event.kind == "backward":
-                whole = self.slope(here)
-                parts.append(round(added[e] / whole, 4) if whole else 0.0)
-            elif event.kind == "step":
+            # What a step has used is compared with what it used until the next event.
+            if event.kind == "step":
                 here = moved[e]
+            else:
+                whole = self.slope(here)
+            if event.kind == "backward":
+                parts.append(round(added[e] / whole, 4) if whole else 0.0)
             elif event.kind == "zero_grad":
                 parts = []
             grad = number(grads[e], 3)
             if math.isnan(grads[e]):
                 grad = "None"
-            yield list(parts), grad
+            yield list(parts), grad, number(whole, 3)
 
     def _losses(self, ledger: Ledger) -> tuple[float, float]:
         """Return the loss before the first step and after the last one."""

@@ -111,3 +111,19 @@ def test_a_sandboxed_frame_is_enough(
     expect(frame.locator(place)).to_contain_text(said)
     assert frame.get_by_role("link").count() == 0
     assert watched.complaints == watched.foreign == []
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_the_opening_names_parts_and_scale_in_letters_that_can_be_read(width: int, shown: Open) -> None:
+    page = shown(opening(), wait=".av-hero", width=width)
+    note = page.locator("figcaption").first
+    assert note.inner_text().endswith("now −20")
+    size = "all => Math.min(...all.map(one => parseFloat(getComputedStyle(one).fontSize) * one.getScreenCTM().a))"
+    assert page.locator(".av-hero svg text").evaluate_all(size) >= 11
+    ring, ticks = page.locator(".av-goal").bounding_box(), page.locator(".av-tickx")
+    assert min(box["y"] for box in (one.bounding_box() for one in ticks.all())) >= ring["y"] + ring["height"] - 2
+    page.locator(".av-scrub").fill("2")
+    assert page.locator(".av-nth:visible").all_text_contents() == ["1", "2"]
+    page.locator(".av-scrub").fill("4")
+    assert page.locator(".av-nth:visible").count() == 0
+    assert note.inner_text().endswith("now 0")

@@ -26,10 +26,11 @@ figure = pytest.fixture(made, name="figure")
 
 def test_a_vessel_holds_fractions_of_what_one_large_batch_brings(figure: Opening) -> None:
     ((_, divided, undivided),) = figure.content["runs"]
-    kinds, _, held, grads = zip(*divided["events"], strict=True)
+    kinds, _, held, grads, wholes = zip(*divided["events"], strict=True)
     assert kinds == ("backward", "backward", "step", "zero_grad")
     assert held == ([0.8], [0.8, 0.2], [0.8, 0.2], [])
     assert grads == ("−16", "−20", "−20", "None")
+    assert wholes == ("−20", "−20", "−20", "0"), "another scale only after what the step has used is gone"
     assert undivided["events"][1][2] == [1.6, 0.4]
 
 

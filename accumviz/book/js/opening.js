@@ -1,7 +1,7 @@
 /** The opening: a division in the code to press, `.grad` as a vessel that fills, and the weight on its loss. */
 
 /** @import { Dispose, Host } from "../../views/js/types.d.ts" */
-/** @import { OpeningData, OpeningEvent } from "./types.d.ts" */
+/** @import { OpeningData } from "./types.d.ts" */
 
 import { textOf } from "../../views/js/code.js";
 import { group, h, icon, named, put, range, slide, svg, tell } from "../../views/js/dom.js";
@@ -11,6 +11,8 @@ import { startAll } from "../../views/js/page.js";
 const DWELL = 620;
 /** The vessel: its bottom, and how high the gradient of one large batch reaches. */
 const [BOTTOM, LEVEL] = [176, 76];
+/** A part that is lower has no room for its number. */
+const ROOM = 14;
 const [DIVIDED, UNDIVIDED] = [1, 2];
 /** @type {Record<string, (grad: string, where: string) => string>} */
 const SAYS = {
@@ -46,8 +48,9 @@ function codeOf({ code, token }, /** @type {() => void} */ press) {
 /** `.grad`, filled part by part; dashed is the gradient of one large batch. */
 function vessel() {
   const parts = [0, 1].map((i) => svg(`rect.av-fill.av-fill-${i}`, { x: 42, width: 76 }));
+  const names = [0, 1].map((i) => svg(`text.av-nth.av-nth-${i}`, { x: 80 }, `${i + 1}`));
   const number = svg("text.av-grad", { x: 80, y: 192 });
-  const el = svg("svg", { viewBox: "0 0 160 196", "aria-hidden": "true" }, ...parts,
+  const el = svg("svg", { viewBox: "0 0 160 196", "aria-hidden": "true" }, ...parts, ...names,
     svg("path.av-glass", { d: `M42 8V${BOTTOM}H118V8` }),
     svg("path.av-level", { d: `M28 ${BOTTOM - LEVEL}H132` }), number);
   /** @param {number[]} held @param {string} grad */
@@ -57,6 +60,8 @@ function vessel() {
       const height = Math.max(held[i] ?? 0, 0) * LEVEL;
       top -= height;
       part.style.transform = `translateY(${top}px) scaleY(${height})`;
+      names[i].style.transform = `translateY(${top + height / 2 + 4}px)`;
+      names[i].classList.toggle("av-none", height < ROOM);
     });
     tell(number, grad);
   }
@@ -109,13 +114,14 @@ async function opening({ model, el }) {
   const shown = h("output");
   const verdict = h("strong");
   const words = h("span");
+  const scale = h("span");
   const say = h("p.av-says", { "aria-live": "polite" }, verdict, " ", words);
-  const part = (/** @type {string} */ title, /** @type {Element} */ drawing, /** @type {string} */ note) =>
+  const part = (/** @type {string} */ title, /** @type {Element} */ drawing, /** @type {string | Node} */ note) =>
     h("figure", {}, h("p.av-title", {}, title), drawing, h("figcaption", {}, note));
   el.append(h("div.av-hero", group("The division, and what it does"),
     h("div.av-panes", {},
       h("figure", {}, h("p.av-title", {}, "the loop"), code.el),
-      part("w.grad", glass.el, "dashed: the gradient of one large batch"),
+      part("w.grad", glass.el, scale),
       part("the weight, on its loss", loss.el, "dotted: the steps of one large batch")),
     say, h("div.av-keys", {}, play, scrub, h("label", {}, "learning rate ", rates, shown))));
 
@@ -152,7 +158,8 @@ async function opening({ model, el }) {
     const { events, from, to, fails } = run();
     const last = events.length - 1;
     e = Math.min(e, last);
-    const [kind, line, held, grad] = /** @type {OpeningEvent} */ (events[e] ?? ["", -1, [], "None"]);
+    const [kind, line, held, grad, whole] = events[e] ?? ["", -1, [], "None", events[0][4]];
+    tell(scale, `1, 2: micro-batches; dashed: one large batch, now ${whole}`);
     const wrong = way === UNDIVIDED;
     code.draw(line, !wrong);
     glass.draw(held, grad);

@@ -57,7 +57,7 @@ export interface Shown {
 }
 
 /** What happened, on which line; what is in `.grad`, as fractions of a large batch's, and its number. */
-export type OpeningEvent = [string, number, number[], string];
+export type OpeningEvent = [string, number, number[], string, string];
 
 /** What the opening is told; of each rate three runs: whole, divided, undivided. */
 export interface OpeningData {
