@@ -505,35 +505,33 @@ def _finish(
         _warn(_closing_line(recording))
         if is_judged:
             codes.add(_judge(recording, options))
-    if files:
-        codes.add(_finish_children(files, options, is_judged))
+    codes |= _judge_children(files, options, is_judged)
     for note in notes:
         _warn(note)
     if not is_judged:
         _say_misplaced(_command(options))
     else:
         _say_next([recording.file for recording in recordings])
-        if files:
-            sys.stderr.write(f"\n{_next(map(_short, files))}\n")
     return _FAILED if _FAILED in codes else max(codes, default=0)
 
 
-def _finish_children(files: list[Path], options: Any, is_judged: bool) -> int:
-    """Say what the processes that a script started have recorded; return the exit code, where it is judged."""
+def _judge_children(files: list[Path], options: Any, is_judged: bool) -> set[int]:
+    """Say what the processes that a script started have recorded, and what is wrong with it; return the exit codes."""
     ledgers = [_load(file) for file in files]
     for file, ledger in zip(files, ledgers, strict=True):
         _warn(f"{counted(len(ledger), 'event')} → {_short(file)}")
-    if not is_judged:
-        return 0
+    codes = set[int]()
+    if not (files and is_judged):
+        return codes
     # Those of one run are numbered through; others are judged one by one.
     ranks = {ledger.meta.get("rank") for ledger in ledgers}
     together = [ledgers] if len(ranks) == len(ledgers) else [[one] for one in ledgers]
-    codes = set()
     for judged in together:
         report = _report(judged, _ignored(options))
         codes.add(_gate(report, options))
         sys.stderr.write(f"{report.text(**reports.terminal(sys.stderr))}\n")
-    return _FAILED if _FAILED in codes else max(codes)
+    sys.stderr.write(f"\n{_next(map(_short, files))}\n")
+    return codes
 
 
 def _say_misplaced(command: list[str]) -> None:
