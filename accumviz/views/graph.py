@@ -173,6 +173,8 @@ def graph_html(graph: Graph) -> str:
     kind, more, notes = "", "", list(finest.notes)
     if len(graph) > FOLDED:
         pictures.reverse()
+        if folded:
+            notes = [*graph.notes, _sizes(graph, finest, folded[0])]
         insides, are_all = _insides(graph, [form for _, form, _ in pictures], legend)
         sheet, script = static("unfold.css"), static("unfold.js")
         kind = " av-large"
@@ -196,6 +198,13 @@ def graph_html(graph: Graph) -> str:
         f"<details><summary>The graph as text ({counted(len(finest), 'node')})</summary>\n"
         f"<ol>\n{items}\n</ol></details>\n{more}</figure>"
     )
+
+
+def _sizes(graph: Graph, finest: Graph, folded: Graph) -> str:
+    said = f"{len(graph):,} nodes: {len(folded)} boxes when folded by module"
+    if finest is graph:
+        return said
+    return f"{said}, {len(finest)} when unfolded as far as fits"
 
 
 def _insides(
@@ -480,7 +489,9 @@ def _svg(graph: Graph, cards: list[Card], label: str) -> str:
         parts.append(f'<path class="av-edge" d="{curve}"/>')
         if tip:
             parts.append(f'<path class="av-tip" d="{tip}"/>')
-    for node, card, centre in zip(graph, cards, centres, strict=True):
+    drawn = zip(centres, graph, cards, strict=True)
+    # From the top down: so a key walks through what opens.
+    for centre, node, card in sorted(drawn, key=lambda one: (one[0].imag, one[0].real)):
         kinds = " ".join(f"av-{kind}" for kind in card.kinds)
         corner = _xy(centre - card.half)
         folded = f' data-module="{escape(node.module)}"' if node.kind == "fold" else ""

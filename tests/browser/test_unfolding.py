@@ -75,6 +75,60 @@ def test_a_drawing_is_zoomed_by_wheel_button_and_key_and_fitted(shown: Open) -> 
     assert page.locator(BOX).evaluate("box => box.scrollHeight <= box.clientHeight")
 
 
+def test_the_way_back_leads_to_where_the_reader_was_and_how_near(shown: Open) -> None:
+    page = shown(nested(), wait=BOX)
+    page.get_by_role("button", name="zoom in").click()
+    seen = f"[document.querySelector('{BOX}').scrollTop, {WIDTH}]"
+    page.get_by_role("button", name="unfold stack.3", exact=True).scroll_into_view_if_needed()
+    before = page.evaluate(seen)
+    assert before[0] > 0
+    page.get_by_role("button", name="unfold stack.3", exact=True).click()
+    page.keyboard.press("Escape")
+    drawn(page)
+    assert page.evaluate(seen) == pytest.approx(before, abs=1)
+
+
+def test_modules_are_walked_from_the_top_down(shown: Open) -> None:
+    page = shown(nested(), wait=BOX)
+    tops = page.locator(f"{BOX} .av-opens").evaluate_all("all => all.map(one => one.getBoundingClientRect().top)")
+    assert len(tops) == 14
+    assert tops == sorted(tops)
+
+
+def test_the_finer_form_has_a_head_of_its_own_and_opens_at_its_first_box(shown: Open) -> None:
+    page = shown(nested(), wait=BOX, width=375)
+    page.locator(".av-form summary").click()
+    form = page.locator(".av-form")
+    form.locator(".av-bar").wait_for()
+    assert form.locator(".av-path b").inner_text() == "whole graph, unfolded"
+    box, first = form.locator(".av-scroll").bounding_box(), form.locator("svg g").first.bounding_box()
+    assert box["x"] <= first["x"] and first["x"] + first["width"] <= box["x"] + box["width"]
+    assert first["y"] - box["y"] < 30
+
+
+# A colour over another one, as a browser paints both.
+CONTRAST = """title => {
+    const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+    const paint = color => { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); };
+    const light = () => [...canvas.getImageData(0, 0, 1, 1).data.slice(0, 3)].map(v => v / 255)
+        .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+    const card = getComputedStyle(title.parentElement.querySelector(".av-card"));
+    for (const ground of ["Canvas", getComputedStyle(document.body).backgroundColor, card.fill]) paint(ground);
+    const under = light();
+    paint(getComputedStyle(title).fill);
+    const [high, low] = [under, light()].sort((a, b) => b - a);
+    return (high + 0.05) / (low + 0.05);
+}"""
+
+
+def test_what_opens_can_be_read_on_its_box(mode: str, shown: Open) -> None:
+    page = shown(nested(), wait=BOX, mode=mode)
+    # A host that names no colour for links has the page's own.
+    page.add_style_tag(content="* { --pst-color-primary: #0072b2 !important; }")
+    assert page.locator(f"{BOX} .av-opens .av-title").first.evaluate(CONTRAST) >= 4.5
+
+
 def test_a_drag_pans_and_unfolds_nothing(shown: Open) -> None:
     page = shown(nested(), wait=BOX)
     for _ in range(4):

@@ -174,6 +174,11 @@ def test_a_graph_of_more_nodes_than_can_be_looked_at_opens_folded() -> None:
     assert first == ("<summary>Unfolded: 49 nodes</summary>", "Autograd graph of loss: 49 nodes")
     assert folded == ("", "Autograd graph of loss: 9 nodes")
     assert "The graph as text (49 nodes)" in large
+    assert "<br>49 nodes: 9 boxes when folded by module</figcaption>" in large
+    nodes = [Node(i, "MulBackward0", module=f"layers.{i // 20}.{i % 20 // 5}") for i in range(400)]
+    deep = Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(399)), (0,))
+    said = "<br>400 nodes: 20 boxes when folded by module, 80 when unfolded as far as fits</figcaption>"
+    assert said in drawing.graph_html(deep)
 
 
 def nested() -> Graph:
@@ -196,14 +201,14 @@ def test_each_folded_module_of_a_large_graph_has_its_inside_with_what_is_next_to
     blocks = [f"stack.{i}" for i in range(14)]
     parts = [f"{block}.{part}" for block in blocks for part in ("mlp", "attn")]
     assert sorted(drawn) == sorted([*blocks, *parts])
-    assert drawn["stack.1"] == ["stack.0", "stack.1.mlp", "Op14", "stack.1.attn", "stack.2"]
-    assert drawn["stack.1.attn"] == ["Op14", "Op15", "Op16", "Op17", "Op18", "stack.2"]
+    assert drawn["stack.1"] == ["stack.2", "stack.1.attn", "Op14", "stack.1.mlp", "stack.0"]
+    assert drawn["stack.1.attn"] == ["stack.2", "Op18", "Op17", "Op16", "Op15", "Op14"]
 
 
 def test_what_is_outside_an_open_module_looks_so_and_the_legend_says_it() -> None:
     html = drawing.graph_html(nested())
     (inside,) = re.findall(r'data-inside="stack.1">.*?</svg>', html, re.DOTALL)
-    assert re.findall(r'class="av-fold av-outside" data-module="(.*?)"', inside) == ["stack.0", "stack.2"]
+    assert re.findall(r'class="av-fold av-outside" data-module="(.*?)"', inside) == ["stack.2", "stack.0"]
     assert 'aria-label="Inside stack.1: 5 nodes"' in inside
     assert "outside the module that is open" in html
 
@@ -232,4 +237,4 @@ def test_what_is_too_large_does_not_unfold_and_says_so(graph: Graph) -> None:
 
 def test_each_node_of_a_drawing_is_named_where_a_pointer_rests() -> None:
     names = re.findall(r"<title>(.*?)</title>", svg_of(chain()))
-    assert names == ["loss", "temp2", "w"]
+    assert names == ["w", "temp2", "loss"], "from the top down"

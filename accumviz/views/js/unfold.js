@@ -30,13 +30,15 @@ function offer(drawing, insides) {
   }
 }
 
-/** @param {HTMLElement} box @param {Map<string, SVGSVGElement>} insides */
-function start(box, insides) {
+/** @param {HTMLElement} box @param {Map<string, SVGSVGElement>} insides @param {string} name what is not inside any */
+function start(box, insides, name) {
   const view = zooming(box);
   const path = h("nav.av-path", { "aria-label": "modules" });
   const bar = h("div.av-bar", {}, path, ...view.tools());
   const whole = /** @type {SVGSVGElement} */ (box.firstChild);
   let here = "";
+  /** How a drawing was seen when the reader left it. @type {Map<string, {scale: number, left: number, top: number}>} */
+  const seen = new Map();
 
   /** The modules around one that open, and itself. @param {string} module */
   const around = (module) => ["", ...insides.keys()].filter((one) => !one || isIn(module, one)).sort();
@@ -45,8 +47,8 @@ function start(box, insides) {
     here = module;
     const drawing = /** @type {SVGSVGElement} */ (insides.get(module)?.cloneNode(true) ?? whole);
     const crumbs = around(module).map((one, i, all) => {
-      const name = one.slice(i > 1 ? all[i - 1].length + 1 : 0) || "whole graph";
-      return one === module ? h("b", {}, name) : button("up", `back to ${name}`, () => go(one), name);
+      const part = one.slice(i > 1 ? all[i - 1].length + 1 : 0) || name;
+      return one === module ? h("b", {}, part) : button("up", `back to ${part}`, () => go(one), part);
     });
     const hint = drawing.querySelector(OPENS) ? [h("span.av-hint", {}, "click a module to unfold it")] : [];
     path.replaceChildren(...crumbs, ...hint);
@@ -58,10 +60,17 @@ function start(box, insides) {
     view.fit();
     box.style.height = `min(90vh, ${height * view.scale() + box.offsetHeight - box.clientHeight}px)`;
     box.scrollTop = 0;
+    const top = /** @type {Element} */ (drawing.querySelector("g")).getBoundingClientRect();
+    box.scrollLeft += top.left + top.width / 2 - box.getBoundingClientRect().left - box.clientWidth / 2;
+    const was = seen.get(module);
+    if (!was) return;
+    view.zoom(was.scale / view.scale());
+    Object.assign(box, { scrollLeft: was.left, scrollTop: was.top });
   }
   /** Show another module, with the focus where the reader came from. @param {string} module */
   function go(module) {
     const before = here;
+    seen.set(before, { scale: view.scale(), left: box.scrollLeft, top: box.scrollTop });
     draw(module);
     const folds = [...box.querySelectorAll(OPENS)];
     const last = /** @type {SVGElement | undefined} */ (folds.find((one) => isIn(before, moduleOf(one))));
@@ -111,7 +120,7 @@ for (const figure of document.querySelectorAll(".av-large:not([data-done])")) {
     offer(/** @type {SVGSVGElement} */ (box.firstChild), insides);
     // What is not seen has no size yet.
     const form = box.closest("details");
-    if (form) form.addEventListener("toggle", () => start(box, insides), { once: true });
-    else start(box, insides);
+    if (form) form.addEventListener("toggle", () => start(box, insides, "whole graph, unfolded"), { once: true });
+    else start(box, insides, "whole graph");
   }
 }
