@@ -781,6 +781,7 @@ FOUND: dict[str, tuple[Callable[[], Play], list[str]]] = {
     ),
     "one micro-batch left over": (lambda: played("(4444sz4)" * 3), ["leftover-carried"]),
     "windows of two lengths and one divisor": (lambda: played("4sz4sz44sz" * 3), ["sums-differ"]),
+    "sums over more elements in some windows": (lambda: _of_texts((3, 20), (3, 20), (6, 50), (3, 15)), ["sums-differ"]),
     "a list of losses that each epoch empties": (
         lambda: _saved(*range(6), *range(6), 0, 1, each=1),
         ["graph-retained"],
@@ -876,7 +877,20 @@ def _contrast(factor: float) -> Play:
     return play
 
 
+def _of_texts(*windows: tuple[int, int]) -> Play:
+    """Windows of four sums over so many elements each, divided by such a count."""
+    play = Play()
+    for elements, count in play.each(windows):
+        for _ in range(4):
+            play.backward(term(elements, 1 / count, "sum") | {"divisor": float(count)})
+    return play
+
+
 MEANT: dict[str, tuple[Callable[[], Play], str]] = {
+    "sums over texts that are divided by tokens": (
+        lambda: _of_texts((3, 20), (3, 50), (3, 20), (3, 40)),
+        "sums of shares from 0.24 to 0.6 are meant",
+    ),
     "a constant sum": (lambda: windows(4, 4, 4, factor=0.5), "a sum of 2 is meant in every step"),
     "a constant sum over unequal sizes": (lambda: _weighed_by_size(2), "a sum of 2 is meant in every step"),
     "sizes that weigh alike": (lambda: _weighed_by_size(1), ""),

@@ -602,7 +602,11 @@ def _follow_a_schedule(analysis: LedgerAnalysis, full: list[_StepSum]) -> bool:
     totals = _totals(full)
     rising = sorted(totals)
     # What a sum is multiplied by is a weight, what it is divided by a count.
-    counted = all(share.mean or _is_divided(analysis, share) for share in _shares(full))
+    shares = _shares(full)
+    counted = all(share.mean or _is_divided(analysis, share) for share in shares)
+    # Of something else than elements, where no window's sums have more of these, and each has one factor.
+    if all(share.alike and not share.mean for share in shares):
+        counted &= not are_close([sum(share.sizes) for share in shares])
     return totals in (rising, rising[::-1]) or not counted
 
 
