@@ -19,6 +19,7 @@ import accumviz as av
 from accumviz.checks import report as reports
 from accumviz.checks.check import RULES, check_ranks
 from accumviz.ledger.ledger import KINDS, Ledger, Parameter
+from accumviz.views.tables import report_data
 from tests.by_hand import Play, term, windows
 from tests.thorough import examples
 
@@ -1130,6 +1131,21 @@ def test_healthy_windows_say_once_what_is_not_seen() -> None:
 )
 def test_a_reports_page_begins_with_what_it_comes_to(events: str, said: str) -> None:
     assert said in av.check(played(events, said=True).ledger).to_html()
+
+
+@pytest.mark.parametrize(("reaches", "said"), [(("w",), True), (("w", "v"), False)])
+def test_without_a_verdict_every_format_says_what_has_to_be_meant(reaches: tuple[str, ...], said: bool) -> None:
+    play = Play({"w": 0, "v": 0})
+    for _ in range(3):
+        play.backward(into=reaches, terms=None)
+        play.step()
+        play.zero()
+    report = av.check(play.ledger)
+    meant = "no loss is meant to reach v, which SGD 0 has"
+    assert report.verdict == "no verdict"
+    assert (f"\n  Right only if {meant}" in repr(report)) == said
+    for text in (report.to_html(), report.to_json(), reports.github(report), report_data(report)["said"]):
+        assert (meant in text) == said
 
 
 def test_a_report_carries_no_text_that_a_page_would_run() -> None:

@@ -106,7 +106,8 @@ class Report(Displayed):
     `verdict` is `"findings"`, `"healthy"` or `"no verdict"`; `reason` says why there is none.
     `findings` come root causes first; notes among them leave a loop healthy. `unjudged` maps a rule
     to why it could not be judged, or not everywhere. `counts` says how much was looked at.
-    `condition` is what has to be meant for a healthy loop to be so: "a sum of 4 is meant in every step (train.py:31)".
+    `condition` is what has to be meant for a loop to be healthy, and for one without a verdict to be right: "a sum of 4
+    is meant in every step (train.py:31)".
     `ignored` are the findings that were to be ignored.
     """
 
@@ -136,6 +137,12 @@ class Report(Displayed):
         steps = self.counts.get("steps", 0) + self.counts.get("skipped steps", 0)
         several = backwards > steps
         return _NOT_SEEN if self.healthy and several else ""
+
+    @property
+    def supposed(self) -> str:
+        """A sentence on what has to be meant where there is no verdict; empty elsewhere."""
+        said = self.condition and self.verdict == "no verdict"
+        return f"Right only if {self.condition}." if said else ""
 
     def __str__(self) -> str:
         return self.text(**terminal(sys.stdout))
@@ -177,6 +184,7 @@ class Report(Displayed):
         page.lines[0] = page.lines[0].replace(self.verdict, painted, 1)
         page.add(self.aside)
         page.add(self.reason)
+        page.add(self.supposed)
         page.add(self.not_seen)
         if sum(finding.severity != "note" for finding in self.findings) > 1:
             page.add("Begin with the first finding: others may follow from it.")
@@ -400,8 +408,8 @@ def github(report: Report) -> str:
     if report.reason:
         text = _escaped(f"No verdict: {literal(report.reason)}")
         commands.append(f"::warning title=accumviz::{text}")
-    if report.ignored:
-        commands.append(f"::notice title=accumviz::{_escaped(literal(report.aside))}")
+    for said in filter(None, (report.supposed, report.aside)):
+        commands.append(f"::notice title=accumviz::{_escaped(literal(said))}")
     return "\n".join(commands)
 
 

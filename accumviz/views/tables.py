@@ -250,7 +250,8 @@ def _comes_to(report: Report) -> str:
         condition = f", if {report.condition}" if report.condition else ""
         return f"Healthy{condition}: check finds no mistake."
     if report.verdict == "no verdict":
-        return f"No verdict: {literal(report.reason).rstrip('.')}."
+        reason = literal(report.reason).rstrip(".")
+        return f"No verdict: {reason}. {report.supposed}".rstrip()
     mistakes = [one.rule for one in report.findings if one.severity != "note"]
     rules = []
     for rule, many in Counter(mistakes).items():
