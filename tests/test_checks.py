@@ -983,6 +983,23 @@ def test_a_penalty_on_weights_in_each_micro_batch_is_to_be_meant(penalty: str, m
     assert (said in report.condition) == meant, report.condition
 
 
+@pytest.mark.parametrize(("start", "steps", "meant"), [(0.0, 3, True), (0.0, 1, False), (1.0, 3, False)])
+def test_a_gradient_that_is_0_in_each_window_is_to_be_meant(start: float, steps: int, meant: bool) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.ParameterDict({"a": torch.full((4, 2), start), "b": torch.zeros(2, 4)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with av.record(model, optimizer) as recording:
+        for _ in range(steps):
+            for _ in range(4):
+                ((torch.ones(2, 4) @ model["a"] @ model["b"] - 1).square().mean() / 4).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    report = av.check(recording)
+    said = "a gradient of 0 in each of 12 backwards is meant for a and 1 more (test_checks.py:"
+    assert report.healthy
+    assert (said in report.condition) == meant == bool(report.condition), report
+
+
 @pytest.mark.parametrize("registered", [False, True])
 def test_layers_in_a_plain_list_are_to_be_meant(registered: bool) -> None:
     torch = pytest.importorskip("torch")

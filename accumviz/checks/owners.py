@@ -180,6 +180,11 @@ def _of_optimizer(optimizer: OptimizerHistory) -> Iterator[str]:
         yield f"{names}, which {name} has, {verb} meant to be frozen"
     if not optimizer.windows and many >= _AGAIN:
         yield f"{name} is meant to step {many} times without a gradient"
+    zeros = _of_zeros(optimizer)
+    if zeros:
+        times = optimizer.contributed[:, zeros[0]].sum()
+        names = _named(optimizer, zeros)
+        yield f"a gradient of 0 in each of {times} backwards is meant for {names}"
     empty = optimizer.events.detail("empty_groups", default=False)
     if empty[optimizer.steps[:1]].any():
         yield f"a group of {name} without a parameter is meant"
@@ -203,6 +208,16 @@ def _idle(optimizer: OptimizerHistory) -> list[int]:
         elif not whole and optimizer.optimizer in parameter.optimizers:
             idle.append(p)
     return idle if scattered.isdisjoint(optimizer.names(idle)) else []
+
+
+def _of_zeros(optimizer: OptimizerHistory) -> list[int]:
+    """Return an optimizer's parameters that get gradients in several windows, all of them 0."""
+    # What is 0 on one rank may be more on another one.
+    if optimizer.ledger.meta.get("ranks", 1) != 1:
+        return []
+    brings = optimizer.contributed & (optimizer.ledger.contribution != 0)
+    still = optimizer.columns[~brings.any(axis=0)[optimizer.columns]].tolist()
+    return [p for p in still if _rounds(optimizer, p) >= _AGAIN]
 
 
 def _shared_loss(
