@@ -87,9 +87,27 @@ def _clips_inside(optimizer: OptimizerHistory, step: int) -> list[int]:
     return [clip for clip in inside if optimizer.clip_ratio(clip) < 1 - SAME]
 
 
+def clip_on_the_wrong_side(analysis: LedgerAnalysis) -> Findings:
+    """Find a clip of gradients that the step has already read, or of others than the next step reads."""
+    yield from _clip_after_its_step(analysis)
+    for clip in _clips_in_vain(analysis):
+        concerned = _concerned(analysis, clip)
+        if concerned and not _reads_too_late(analysis, clip):
+            columns = np.flatnonzero(analysis.ledger.state[clip] & CHANGED)
+            yield analysis.finding(
+                "warning",
+                clip,
+                evidence={"parameters that are clipped": analysis.names(columns)},
+                cause=(
+                    "The clip only shortens what a step has read already and no other step reads: it has no effect. "
+                    "Clip what the next step reads."
+                ),
+                optimizer=concerned[0].optimizer,
+            )
+
+
 @for_each_optimizer
-def clip_on_the_wrong_side(optimizer: OptimizerHistory) -> Findings:
-    """Find a clip of gradients that the step has already read."""
+def _clip_after_its_step(optimizer: OptimizerHistory) -> Findings:
     every = optimizer.at["clip"].tolist()
     clips = [clip for clip in every if _reads_too_late(optimizer, clip) is optimizer]
     if not clips:
@@ -105,6 +123,24 @@ def clip_on_the_wrong_side(optimizer: OptimizerHistory) -> Findings:
         cause="The clip comes after the step, which has read the gradients as they were: it has no effect.",
         times=len(clips),
     )
+
+
+def _clips_in_vain(analysis: LedgerAnalysis) -> list[int]:
+    """Return the clips of lines that only shorten what one step has read already, and what no other step reads."""
+    flow, clips = analysis.ledger.flow, analysis.at["clip"]
+    changed = analysis.ledger.state[clips] & CHANGED > 0
+    live, fresh = np.zeros((2, clips.size), bool)
+    for history in flow.histories:
+        # The step that reads what came last reads all that is there.
+        last = history.born.searchsorted(clips) - 1
+        born, end = (np.append(e, 0)[last] for e in (history.born, history.end))
+        there = changed[:, history.parameters[0]] & (end > clips)
+        _, consumed, steps = (each[born, history.number] for each in flow.fates)
+        live |= there
+        fresh |= there & ((steps != 1) | (consumed > clips))
+    lines = analysis.sites[clips]
+    in_vain: list[int] = clips[live & ~np.isin(lines, lines[fresh])].tolist()
+    return in_vain
 
 
 def clip_of_nothing(analysis: LedgerAnalysis) -> Findings:
@@ -130,23 +166,23 @@ def clip_of_nothing(analysis: LedgerAnalysis) -> Findings:
 
 def _reads_too_late(analysis: LedgerAnalysis, clip: int) -> OptimizerHistory | None:
     """Return the first optimizer of those that a clip concerns, where nothing has come since any of their steps."""
-    event = analysis.ledger[clip]
-    # A clip to infinity measures, and changes nothing.
-    most = number(event.details.get("max_norm", 0.0))
-    if event.details.get("by") != "value" and not math.isfinite(most):
-        return None
-    concerned = _concerned(analysis, event)
+    concerned = _concerned(analysis, clip)
     late = all(o.nothing_since_step(clip) for o in concerned)
     return concerned[0] if concerned and late else None
 
 
-def _concerned(analysis: LedgerAnalysis, clip: Event) -> list[OptimizerHistory]:
+def _concerned(analysis: LedgerAnalysis, clip: int) -> list[OptimizerHistory]:
     """Return the optimizers whose `.grad` a clip changed; all where it changed none: nothing may have been there."""
-    on_rank = [o for o in analysis.optimizers if clip.rank in (None, o.rank)]
+    event = analysis.ledger[clip]
+    # A clip to infinity measures, and changes nothing.
+    most = number(event.details.get("max_norm", 0.0))
+    if event.details.get("by") != "value" and not math.isfinite(most):
+        return []
+    on_rank = [o for o in analysis.optimizers if event.rank in (None, o.rank)]
     # What it changed may be handed to an optimizer.
-    if not (analysis.ledger.state[clip.index] & CHANGED).any():
+    if not (analysis.ledger.state[clip] & CHANGED).any():
         return on_rank
-    return [o for o in on_rank if o.changes[clip.index]]
+    return [o for o in on_rank if o.changes[clip]]
 
 
 # --- the scaler -------------------------------------------------------------------------------

@@ -660,6 +660,20 @@ def _two_paces_and_the_slow_one_averaged_by_hand() -> Iterator[tuple[Any, ...]]:
 
 
 @healthy
+def _two_heads_in_turn_that_are_both_clipped_each_time() -> Iterator[tuple[Any, ...]]:
+    trunk, heads = nn.Linear(8, 16), nn.ModuleList([nn.Linear(16, 5), nn.Linear(16, 5)])
+    optimizers = [torch.optim.SGD([*trunk.parameters(), *head.parameters()], lr=0.01) for head in heads]
+    yield trunk, heads, *optimizers
+    for x, y in loader():
+        for head, optimizer in zip(heads, optimizers, strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(head(trunk(x)), y).backward()
+            for part in (trunk, *heads):
+                nn.utils.clip_grad_norm_(part.parameters(), 0.1)
+            optimizer.step()
+
+
+@healthy
 def _a_model_that_learns_from_an_attack_on_its_embedding_as_well() -> Iterator[tuple[Any, ...]]:
     model = nn.Sequential(nn.Embedding(20, 16), nn.Flatten(), nn.Linear(96, 5))
     optimizer = torch.optim.AdamW(model.parameters())

@@ -245,6 +245,24 @@ def a_method_that_clips_called_after_the_one_that_steps(record):
         Trainer(model, optimizer).fit()
 
 
+def clips_the_critic_for_the_policy(record):
+    """Of a trunk with two heads, the critic's is clipped, whose gradients the critic's step has read."""
+    trunk, policy, critic = nn.Linear(8, 16), nn.Linear(16, 5), nn.Linear(16, 1)
+    of_policy = torch.optim.SGD([*trunk.parameters(), *policy.parameters()], lr=0.01)
+    of_critic = torch.optim.SGD([*trunk.parameters(), *critic.parameters()], lr=0.01)
+    with record(trunk, policy, critic, of_policy, of_critic):
+        for x, y in batches(*[8] * 4):
+            of_critic.zero_grad()
+            critic(trunk(x)).square().mean().backward()
+            nn.utils.clip_grad_norm_([*trunk.parameters(), *critic.parameters()], 0.1)
+            of_critic.step()
+            of_policy.zero_grad()
+            F.cross_entropy(policy(trunk(x)), y).backward()
+            nn.utils.clip_grad_norm_(critic.parameters(), 0.1)  # wrong, finding: clip-on-the-wrong-side
+            # right: nn.utils.clip_grad_norm_([*trunk.parameters(), *policy.parameters()], 0.1)
+            of_policy.step()
+
+
 def a_mixture_of_two_undivided(record):
     model, optimizer = trained()
     with record(model, optimizer):
