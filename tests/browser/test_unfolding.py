@@ -125,7 +125,7 @@ CONTRAST = """title => {
 def test_what_opens_can_be_read_on_its_box(mode: str, shown: Open) -> None:
     page = shown(nested(), wait=BOX, mode=mode)
     # A host that names no colour for links has the page's own.
-    page.add_style_tag(content="* { --pst-color-primary: #0072b2 !important; }")
+    page.add_style_tag(content=".accumviz { --av-accent: #0072b2 !important; }")
     assert page.locator(f"{BOX} .av-opens .av-title").first.evaluate(CONTRAST) >= 4.5
 
 
