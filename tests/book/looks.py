@@ -264,6 +264,13 @@ STRETCHES = """() => {
     }
     return found;
 }"""
+# A great picture that a reader has to scroll while moving it: a screen is 720 px high, a phone's 812.
+OUTGROWN = """() => {
+    const kinds = ['opening', 'streams', 'peaks', 'plumbing', 'overlap', 'sharding'].map(kind => `.av-${kind}`);
+    const most = innerWidth > 640 ? 720 : 812;
+    return [...document.querySelectorAll(`article .accumviz:is(${kinds})`)].filter(one => one.offsetHeight > most)
+        .map(one => `${one.className}: ${one.offsetHeight} px`);
+}"""
 UNFOLD = "document.querySelectorAll('details').forEach(details => { details.open = true; })"
 # As long as a page that has loaded may still begin to ask for something.
 LINGER = "performance.now() > performance.getEntriesByType('navigation')[0].loadEventEnd + 500"
@@ -338,6 +345,7 @@ LIGHT: dict[str, Look] = {
     "the theme": theme("light"),
     # As pages open: who predicts first has shut pictures by choice.
     "long stretches": script(STRETCHES),
+    "pictures that outgrow the screen": script(OUTGROWN),
     "text on its ground": script(CONTRAST),
     "pictures without words": script(SILENT),
     "what moves": script(MOVING),
@@ -362,6 +370,7 @@ DARK: dict[str, Look] = {
 }
 PHONE: dict[str, Look] = {
     "what outgrows the page": narrow,
+    "pictures that outgrow the screen": script(OUTGROWN),
     "boxes that hide their end": script(UNSAID),
     "names that are split": script(SPLIT),
     "columns that are wrapped": script(WRAPPED),

@@ -57,6 +57,7 @@ FAULTS = {
     "code that is cut": "<details><summary>More</summary>"
     "<pre style='overflow: auto; width: 50px'>long_code_here()</pre></details>",
     "long stretches": f"{NUMBERED}{TALL}{TALL}",
+    "pictures that outgrow the screen": "<div class='accumviz av-peaks' style='height: 813px'>bands</div>",
     "boxes that hide their end": "<details><summary>More</summary>"
     "<div tabindex='0' style='overflow: auto; width: 50px'>long_code_here()</div></details>",
     "names that are split": "<table style='width: 90px; table-layout: fixed'><tr><td>"
