@@ -1058,6 +1058,7 @@ def test_what_has_to_be_meant_is_said_beside_healthy(name: str) -> None:
 def test_without_anything_to_judge_there_is_no_verdict(ledger: Ledger, said: str) -> None:
     report = av.check(ledger)
     assert report.verdict == "no verdict" and said in report.reason and not report.healthy
+    assert report.supposed == ""
 
 
 def test_a_recording_that_stopped_is_not_healthy_and_its_mistakes_are_found() -> None:

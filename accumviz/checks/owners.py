@@ -178,7 +178,8 @@ def _of_optimizer(optimizer: OptimizerHistory) -> Iterator[str]:
         verb = "is" if len(frozen) == 1 else "are"
         names = _named(optimizer, frozen)
         yield f"{names}, which {name} has, {verb} meant to be frozen"
-    if not optimizer.windows and many >= _AGAIN:
+    in_vain = not (optimizer.windows or optimizer.is_fed_by_hand)
+    if in_vain and many >= _AGAIN:
         yield f"{name} is meant to step {many} times without a gradient"
     zeros = _of_zeros(optimizer)
     if zeros:
