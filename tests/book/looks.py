@@ -271,6 +271,15 @@ OUTGROWN = """() => {
     return [...document.querySelectorAll(`article .accumviz:is(${kinds})`)].filter(one => one.offsetHeight > most)
         .map(one => `${one.className}: ${one.offsetHeight} px`);
 }"""
+# Of the pictures of a chapter those that a reader has to open first, where they are more than one in five.
+SHUT = """() => {
+    const article = document.querySelector('article');
+    if (!parseInt(article.querySelector('h1 .section-number')?.textContent, 10)) return [];
+    const pictures = [...article.querySelectorAll('.accumviz:not(.av-predict, .av-report)')]
+        .filter(picture => !picture.parentElement.closest('.accumviz:not(.av-predict)'));
+    const shut = pictures.filter(picture => !picture.checkVisibility());
+    return shut.length > pictures.length / 5 ? shut.map(picture => picture.outerHTML.slice(0, 120)) : [];
+}"""
 UNFOLD = "document.querySelectorAll('details').forEach(details => { details.open = true; })"
 # As long as a page that has loaded may still begin to ask for something.
 LINGER = "performance.now() > performance.getEntriesByType('navigation')[0].loadEventEnd + 500"
@@ -344,6 +353,7 @@ FOLLOWED: dict[str, Look] = {"the reader's mode": follows("light"), "complaints"
 LIGHT: dict[str, Look] = {
     "the theme": theme("light"),
     # As pages open: who predicts first has shut pictures by choice.
+    "pictures that are shut": script(SHUT),
     "long stretches": script(STRETCHES),
     "pictures that outgrow the screen": script(OUTGROWN),
     "text on its ground": script(CONTRAST),

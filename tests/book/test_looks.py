@@ -56,6 +56,7 @@ FAULTS = {
     "lines without numbers": "<div class='cell_input'><pre>a\nb.backward()\nc</pre></div>",
     "code that is cut": "<details><summary>More</summary>"
     "<pre style='overflow: auto; width: 50px'>long_code_here()</pre></details>",
+    "pictures that are shut": f"{NUMBERED}<details><summary>More</summary><div class='accumviz'>bars</div></details>",
     "long stretches": f"{NUMBERED}{TALL}{TALL}",
     "pictures that outgrow the screen": "<div class='accumviz av-peaks' style='height: 813px'>bands</div>",
     "boxes that hide their end": "<details><summary>More</summary>"
