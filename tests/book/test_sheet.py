@@ -33,7 +33,8 @@ tabindex="0">{PRINTED}</pre></div></div></div></div>
         for text in ("short", "x" * 80, "x" * 110)
     )
 }
-<figure class="claims"><figcaption><p>A caption</p></figcaption></figure></section></article></main>"""
+<figure class="claims"><figcaption><p>A caption</p></figcaption></figure></section></article></main>
+<dialog class="book-dialog book-asked"><form class="book-search"><input type="search"></form></dialog>"""
 
 
 @pytest.fixture
@@ -103,3 +104,20 @@ def test_whatever_scrolls_sideways_says_so_at_its_edge(page: Any) -> None:
 def test_code_tables_and_figures_end_at_one_line(page: Any, width: int) -> None:
     boxes = page(width).locator(".highlight-x, .pst-scrollable-table-container, figure.claims").all()
     assert len({round(box.bounding_box()["x"] + box.bounding_box()["width"]) for box in boxes}) == 1
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_the_focus_ring_of_the_search_field_is_whole(page: Any, width: int) -> None:
+    """It was cut to two bars: the dialog that it stands in ends where the field does."""
+    shown = page(width)
+    shown.evaluate("document.querySelector('dialog').showModal()")
+    room = shown.locator("input").evaluate(
+        """field => {
+            const {outlineWidth, outlineOffset, outlineStyle} = getComputedStyle(field);
+            const ring = outlineStyle === "none" ? NaN : parseFloat(outlineWidth) + parseFloat(outlineOffset);
+            const own = field.getBoundingClientRect(), box = field.closest("dialog").getBoundingClientRect();
+            return [own.left - box.left, own.top - box.top, box.right - own.right, box.bottom - own.bottom]
+                .map(beside => beside - ring);
+        }"""
+    )
+    assert min(room) >= 0
