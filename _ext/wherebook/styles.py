@@ -25,7 +25,7 @@ THEME = (
     "mystnb.*.css",
     "sphinx-design.min.css",
 )
-OURS = {"book.css", "book.js", "search.js", "math.css", "favicon.svg"}
+OURS = {"book.css", "book.js", "search.js", "math.css", "favicon.svg", "opening.png"}
 STRING = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'", re.DOTALL)
 NAME = re.compile(r"[.#](-?[A-Za-z_][\w-]*)")
 NEGATED = re.compile(r":(?:not|is|where|has)\((?:[^()]|\([^()]*\))*\)|\[[^\]]*\]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -92,6 +93,15 @@ def test_a_page_with_cells_is_offered_in_colab_on_the_published_branch(published
     assert " ".join(link.get_text().split()) == "Open in Colab"
     assert [link] == to_colab(published / "chapters" / "01_small.html", HEADER)
     assert not link.select("img")
+
+
+def test_the_front_page_has_the_books_title_once_and_its_card_the_picture(published: Path) -> None:
+    """Its title was the book's twice, and the picture that its card names was not in the site."""
+    for page, title in (("index.html", ""), ("chapters/01_small.html", "A page with a cell — ")):
+        found = re.findall(r"<title>(.*)</title>", (published / page).read_text("utf-8"))
+        assert found == [f"{title}Where Gradients Go"]
+    [picture] = re.findall(r'"property=og:image": (\S+)', (ROOT / "index.md").read_text("utf-8"))
+    assert (published / picture).stat().st_size > 9_000
 
 
 def test_a_page_without_cells_is_offered_nowhere(published: Path) -> None:

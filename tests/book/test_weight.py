@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
 
 from benchmarks import player
 from tests.book import weight
-from tests.book.pace import pace
+from tests.book.pace import clocked, pace, worked
+from tests.browser.frames import drawn
 
 Address = Callable[[str, str], str]
-KILOBYTES, REQUESTS, SHIFT, READY = 250, 12, 0.05, 1.5
+KILOBYTES, REQUESTS, SHIFT, READY, ANSWER = 250, 12, 0.05, 1.5, 50
 
 
 def test_a_first_visit_is_light_still_and_soon_ready(page_name: str, browser: Browser, address: Address) -> None:
@@ -45,10 +47,29 @@ def test_a_walk_along_a_graph_of_a_full_page_fits_into_its_frames(
         assert any(work <= 1000 / 60 for work in works)
 
 
+def test_a_switch_is_answered_with_50_ms_of_work(browser: Browser, address: Address) -> None:
+    """In the page's own time, at the pace at which the bar was set; of there and back again, the shorter way."""
+    with browser.new_page(viewport={"width": 1280, "height": 900}) as page:
+        page.goto(address("chapters/12_museum.html", "file"))
+        page.wait_for_function(weight.READY, timeout=60_000)
+        switches, tab = page.get_by_role("switch", name="fixed").all(), clocked(page)
+        assert len(switches) > 10
+        longest = max(min(answered(page, tab, switch) for _ in range(2)) for switch in switches)
+        assert 1000 * longest / pace(browser) <= ANSWER
+
+
+def answered(page: Any, tab: Any, switch: Any) -> float:
+    """Seconds of the page's thread from a click to the next frame that shows it."""
+    before = worked(tab)
+    switch.evaluate("one => one.click()")
+    drawn(page)
+    return worked(tab) - before
+
+
 def test_no_page_brings_a_script_or_a_font_of_icons(site: Path) -> None:
     names = {path.name for path in (site / "_static").rglob("*") if path.is_file()}
-    assert names <= {"book.css", "book.js", "search.js", "math.css", "favicon.svg"}
-    assert not any("fontawesome" in path.read_text("utf-8").lower() for path in (site / "_static").iterdir())
+    assert names <= {"book.css", "book.js", "search.js", "math.css", "favicon.svg", "opening.png"}
+    assert not any(b"fontawesome" in path.read_bytes().lower() for path in (site / "_static").iterdir())
 
 
 # Work, and no waiting: how long it takes by the clock is decided by others at work on the machine.
