@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from PIL import Image
 
 from tests.book import looks, screenshots
 from tests.browser.frames import reload
@@ -50,8 +51,8 @@ def test_a_page_from_a_server_follows_its_readers_mode(watch: Open, address: Add
     assert looks.findings({"the theme": looks.theme("dark"), **looks.FOLLOWED}, watched) == {}
 
 
-def test_the_keyboard_reaches_search_theme_notebook_and_text(watch: Open, address: Address) -> None:
-    watched = watch()
+def test_the_keyboard_reaches_search_theme_notebook_and_text(mode: str, watch: Open, address: Address) -> None:
+    watched = watch(mode)
     page = watched.page
     page.goto(address("chapters/01_graphs.html", "file"))
     reached = set()
@@ -267,6 +268,32 @@ def test_a_printed_page_keeps_its_text_and_leaves_out_the_controls(watch: Open, 
     assert page.locator("article p").first.is_visible()
     assert not page.locator(".btn-download-notebook").first.is_visible()
     assert not page.locator(".book-side").first.is_visible()
+
+
+@pytest.mark.parametrize("chapter", ["03_accumulation", "09_ddp"])
+def test_paper_holds_every_figure_and_every_answer(chapter: str, watch: Open, address: Address) -> None:
+    """The chapter on DDP was printed as 17 pages with neither, for a reader who predicts first."""
+    page = watch().page
+    page.goto(address(f"chapters/{chapter}.html", "file") + "?predict")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    pictures = page.locator("article .accumviz:not(.av-predict, .accumviz .accumviz)")
+    answers = page.locator("article .av-recorded")
+    assert pictures.count() > 3
+    assert answers.count() == page.locator("article .av-predict").count() > 3
+    for kept in (pictures, answers, page.locator("article figure:has(.caption-number)")):
+        assert kept.evaluate_all("all => all.filter(one => one.getBoundingClientRect().height < 9).length") == 0
+
+
+def test_a_link_to_the_front_page_has_a_card_with_its_picture(watch: Open, address: Address) -> None:
+    page = watch().page
+    page.goto(address("index.html", "file"))
+    named = "all => all.map(one => [one.name || one.getAttribute('property'), one.content])"
+    said = dict(page.locator("meta").evaluate_all(named))
+    assert len(said["description"].split()) > 9
+    assert said["og:title"] and said["og:description"]
+    with Image.open(ROOT / said["og:image"]) as picture:
+        assert picture.width >= 600
 
 
 @pytest.mark.parametrize(
