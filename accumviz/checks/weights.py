@@ -389,7 +389,9 @@ def token_mean_of_means(analysis: LedgerAnalysis, shares: WindowShares) -> Findi
             "elements": list(worst.sizes),
             "weight per element, before any clip": list(worst.each),
             "largest over smallest": _ratio(worst),
-            "weight that one large batch gives to other elements": _misplaced(worst),
+            "part of the weight on other elements than in one large batch": _misplaced(
+                worst
+            ),
         },
         cause=(
             f"Each loss is a mean over its own elements, here {smallest:g} to {largest:g} of them: an element of the "
