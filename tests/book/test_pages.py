@@ -44,6 +44,11 @@ def test_the_list_of_chapters_marks_the_page_that_it_leads_to(page_name: str, si
     assert marked == (page_name not in ("index.html", "search.html"))
 
 
+def test_no_output_of_a_page_says_nan(page_name: str, site: Path) -> None:
+    outputs = re.findall(r'<div class="output.*?</div>', (site / page_name).read_text("utf-8"), re.DOTALL)
+    assert [output for output in outputs if re.search(r"\bnan\b", output)] == []
+
+
 def test_a_page_from_a_server_follows_its_readers_mode(watch: Open, address: Address) -> None:
     """As each page from a file does; that each from a server is quiet, test_weight.py finds."""
     watched = watch("dark")
