@@ -81,7 +81,7 @@ class Sharding(Picture):
         return (
             f"{counted(gathers, 'all-gather')}, {counted(scatters, 'reduce-scatter')}."
             f" Between the micro-batches, a rank holds {size(waiting)} of gradients."
-            f" At most it holds {size(self.most(setting))} in all; with DDP that averages every time, {size(self.ddp)}."
+            f" At most it holds {size(self.most(setting))}; with DDP that averages every time, {size(self.ddp)}."
         )
 
     def lanes(self, setting: Setting) -> dict[str, list[Stripe]]:
