@@ -37,7 +37,7 @@ function start(box, insides, name) {
   const bar = h("div.av-bar", {}, path, ...view.tools());
   const whole = /** @type {SVGSVGElement} */ (box.firstChild);
   let here = "";
-  /** How a drawing was seen when the reader left it. @type {Map<string, {scale: number, left: number, top: number}>} */
+  /** How near and from where a drawing was seen when the reader left it. @type {Map<string, number[]>} */
   const seen = new Map();
 
   /** The modules around one that open, and itself. @param {string} module */
@@ -59,18 +59,15 @@ function start(box, insides, name) {
     box.style.height = "90vh";
     view.fit();
     box.style.height = `min(90vh, ${height * view.scale() + box.offsetHeight - box.clientHeight}px)`;
-    box.scrollTop = 0;
-    const top = /** @type {Element} */ (drawing.querySelector("g")).getBoundingClientRect();
-    box.scrollLeft += top.left + top.width / 2 - box.getBoundingClientRect().left - box.clientWidth / 2;
-    const was = seen.get(module);
-    if (!was) return;
-    view.zoom(was.scale / view.scale());
-    Object.assign(box, { scrollLeft: was.left, scrollTop: was.top });
+    const first = /** @type {Element} */ (drawing.querySelector("g")).getBoundingClientRect();
+    const [scale, left, top] = seen.get(module) ?? [view.scale(), box.scrollLeft + first.x + 80 - innerWidth / 2, 0];
+    view.zoom(scale / view.scale());
+    box.scrollTo(left, top);
   }
   /** Show another module, with the focus where the reader came from. @param {string} module */
   function go(module) {
     const before = here;
-    seen.set(before, { scale: view.scale(), left: box.scrollLeft, top: box.scrollTop });
+    seen.set(before, [view.scale(), box.scrollLeft, box.scrollTop]);
     draw(module);
     const folds = [...box.querySelectorAll(OPENS)];
     const last = /** @type {SVGElement | undefined} */ (folds.find((one) => isIn(before, moduleOf(one))));
@@ -120,7 +117,8 @@ for (const figure of document.querySelectorAll(".av-large:not([data-done])")) {
     offer(/** @type {SVGSVGElement} */ (box.firstChild), insides);
     // What is not seen has no size yet.
     const form = box.closest("details");
-    if (form) form.addEventListener("toggle", () => start(box, insides, "whole graph, unfolded"), { once: true });
-    else start(box, insides, "whole graph");
+    const begin = () => start(box, insides, form ? "whole graph, unfolded" : "whole graph");
+    if (form) form.addEventListener("toggle", begin, { once: true });
+    else begin();
   }
 }
