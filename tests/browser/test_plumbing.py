@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.browser.test_reading import contrast
 from tests.views.test_plumbing import made
 
 Open = Callable[..., Any]
 READY = ".av-plumbing[data-stands]"
+PAINTED = "(all, side) => all.map(one => getComputedStyle(one)[side])"
 
 
 def widths(page: Any) -> list[float]:
@@ -51,3 +54,20 @@ def test_on_a_phone_the_round_s_slider_is_on_the_screen_and_its_words_can_be_rea
     size = "all => Math.min(...all.map(one => parseFloat(getComputedStyle(one).fontSize) * one.getScreenCTM().a))"
     assert page.locator("svg text").evaluate_all(size) >= 11
     assert page.locator(".av-legend span").count() == 4
+
+
+def test_each_network_has_a_colour_of_its_own_and_samples_stand_out(shown: Open, mode: str) -> None:
+    """In the chapter on two networks, both had one colour; its rings were dim in the dark."""
+    page = shown(made(), wait=READY, mode=mode, reduced_motion="reduce")
+    colours = []
+    for network in ("g", "d"):
+        painted = set()
+        for part, side in ((".av-pipe", "stroke"), (".av-level", "fill"), (".av-box", "stroke")):
+            painted |= {*page.locator(f"{part}.av-of-{network}").evaluate_all(PAINTED, side)}
+        colours.append(painted)
+    assert [len(painted) for painted in colours] == [1, 1]
+    assert colours[0] != colours[1]
+    (dot,) = {*page.locator(".av-dot").evaluate_all(PAINTED, "fill")}
+    ground = page.locator("body").evaluate("body => getComputedStyle(body).backgroundColor")
+    numbers = ([int(number) for number in re.findall(r"\d+", colour)[:3]] for colour in (ground, dot))
+    assert contrast(*numbers) >= 3
