@@ -127,3 +127,17 @@ def test_the_opening_names_parts_and_scale_in_letters_that_can_be_read(width: in
     page.locator(".av-scrub").fill("4")
     assert page.locator(".av-nth:visible").count() == 0
     assert note.inner_text().endswith("now 0")
+
+
+@pytest.mark.parametrize("width", [375, 1000])
+def test_a_small_graph_stands_in_the_middle_of_its_box(width: int, shown: Open) -> None:
+    """It stood at the left of a box of which two thirds were blank."""
+    page = shown(chain(), wait=".av-scroll svg", width=width)
+    left, right = page.locator(".av-scroll svg").first.evaluate(
+        """drawing => {
+            const own = drawing.getBoundingClientRect(), box = drawing.closest(".av-scroll").getBoundingClientRect();
+            return [own.left - box.left, box.right - own.right];
+        }"""
+    )
+    assert left > 24
+    assert left == pytest.approx(right, abs=2)
