@@ -198,6 +198,23 @@ def test_without_its_division_the_opening_shows_a_loss_that_climbs(watch: Open, 
     assert page.locator(".av-level").count() == 1
 
 
+def test_at_the_smallest_learning_rate_the_opening_s_loss_falls_without_its_division(
+    watch: Open, address: Address
+) -> None:
+    page = watch(reduced_motion="reduce").page
+    page.goto(address("index.html", "file"))
+    page.locator(".av-hero").wait_for()
+    screenshots.show(page, False, 16)
+    high = page.locator(".av-ball").bounding_box()["y"]
+    rate = page.get_by_role("slider", name="learning rate")
+    said = rate.get_attribute("aria-valuetext")
+    rate.press("Home")
+    screenshots.show(page, False, 16)
+    assert rate.get_attribute("aria-valuetext") != said
+    assert page.locator(".av-ball").bounding_box()["y"] > high + 50
+    assert "from 10 to 43" not in page.locator(".av-says").inner_text()
+
+
 def symptoms() -> list[str]:
     """The first column of the page of symptoms, as plain words."""
     text = (ROOT / "symptoms.md").read_text("utf-8")
@@ -273,6 +290,17 @@ def test_a_printed_page_keeps_its_text_and_leaves_out_the_controls(watch: Open, 
     assert page.locator("article p").first.is_visible()
     assert not page.locator(".btn-download-notebook").first.is_visible()
     assert not page.locator(".book-side").first.is_visible()
+
+
+def test_the_first_sheet_of_paper_has_the_whole_picture_of_the_front_page(watch: Open, address: Address) -> None:
+    """It had an empty frame, whose panes were on the next one. An A4 sheet holds 718 by 1,046 pixels."""
+    page = watch(width=718).page
+    page.goto(address("index.html", "file"))
+    page.locator(".av-hero").wait_for()
+    page.emulate_media(media="print")
+    for part in (".av-loop", ".av-level", ".av-goal", ".av-ball"):
+        box = page.locator(f".av-hero {part}").bounding_box()
+        assert 0 <= box["y"] < box["y"] + box["height"] <= 1046
 
 
 @pytest.mark.parametrize("chapter", ["03_accumulation", "09_ddp"])
