@@ -112,6 +112,13 @@ def test_a_suggestion_keeps_conditions_and_is_left_out_where_it_would_not_be_rea
         ("a_gan_that_accumulates_both_losses_in_turns", "  of_maker.step()\n+ of_judge.zero_grad()"),
         ("a_gan_whose_judge_is_zeroed_too_early", "+ of_judge.zero_grad()\n  loss.backward()"),
         (
+            "clipped_and_left_to_the_step_to_unscale",
+            (
+                "+ s.unscale_(optimizer)\n"
+                "  nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # finding: clip-scaled-grads"
+            ),
+        ),
+        (
             "clipped_before_it_is_unscaled",
             (
                 "- s.unscale_(optimizer)  # wrong\n+ s.unscale_(optimizer)  # wrong\n"

@@ -33,8 +33,8 @@ _LEGEND = (
     (
         "gradient",
         (
-            "DDP’s buckets by turns. In compute: a layer’s gradient, by its number. In network: the all-reduce,"
-            " from when this rank is ready until it has the mean"
+            "DDP’s buckets: the two colours alternate. In compute: a layer’s gradient, by its number. "
+            "In network: the all-reduce, from when this rank is ready until it has the mean"
         ),
     ),
     ("wait", "the rank waits for the network, or for the other rank"),

@@ -232,7 +232,8 @@ def clip_scaled_grads(optimizer: OptimizerHistory) -> Findings:
 def _unscaled_first(analysis: OptimizerHistory, clip: int, step: int) -> str:
     """Suggest to unscale above a clip: move the line that does so, or add one with the names of the step's line."""
     late = between(analysis.changing["unscale"], clip, step)
-    if late:
+    # Without a call of its own, it is the scaler's step that unscales.
+    if late and analysis.ledger[late[0]].line != analysis.ledger[step].line:
         unscale, place = analysis.ledger[late[0]], analysis.ledger[clip]
         return analysis.code.moved(unscale, place, below=False)
     call = re.search(r"([\w.]+)\.step\(\s*([\w.]+)", analysis.ledger[step].source)

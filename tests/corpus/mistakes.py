@@ -432,6 +432,19 @@ def clipped_after_each_backward(record):
                 optimizer.zero_grad()
 
 
+def clipped_and_left_to_the_step_to_unscale(record):
+    model, optimizer = trained()
+    with record(model, optimizer):
+        s = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for x, y in batches(*[8] * 4):
+            s.scale(F.cross_entropy(model(x), y)).backward()
+            # right: s.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # finding: clip-scaled-grads
+            s.step(optimizer)
+            s.update()
+            optimizer.zero_grad()
+
+
 def clipped_before_it_is_unscaled(record):
     model, optimizer = trained()
     with record(model, optimizer):
