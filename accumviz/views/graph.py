@@ -321,7 +321,7 @@ def _card(node: Node, is_root: bool, leaf: str) -> Card:
     full = literal(node.title)
     rows = [literal(row) for row in _rows(node)]
     return Card(
-        _clip(full),
+        _clip(full, _LONGEST if node.title != node.op else 2 * _LONGEST),
         _shape(node),
         rows,
         numbers,

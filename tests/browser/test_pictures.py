@@ -13,6 +13,7 @@ from playwright.sync_api import expect
 from accumviz.book.explore import explore
 from accumviz.book.lab import lab
 from accumviz.book.weights import play
+from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger
 from tests.browser.written import written
 from tests.toys import W, backward, chain, toy
@@ -141,3 +142,13 @@ def test_a_small_graph_stands_in_the_middle_of_its_box(width: int, shown: Open) 
     )
     assert left > 24
     assert left == pytest.approx(right, abs=2)
+
+
+def test_the_name_of_an_operation_is_whole_and_inside_its_box(shown: Open) -> None:
+    """A transformer's graph said ScaledDotProduc…orCpuBackward0."""
+    name = "ScaledDotProductFlashAttentionForCpuBackward0"
+    graph = Graph((Node(0, name), Node(1, "AccumulateGrad", "w")), (Edge(0, 1),), (0,))
+    page = shown(graph, wait=".av-scroll svg")
+    title = page.locator(".av-scroll svg text", has_text=name)
+    text, box = title.bounding_box(), title.locator("xpath=..").locator(".av-card").bounding_box()
+    assert box["x"] < text["x"] < text["x"] + text["width"] < box["x"] + box["width"]
