@@ -186,6 +186,8 @@ def test_the_timeline_is_clicked_and_dragged(show: Show) -> None:
     assert "Event 2" in played.said
     assert played.root.locator('.av-row[aria-selected="true"]').count() == 1
     played.page.mouse.move(box["x"] + 300, box["y"] + 60)
+    told = played.root.locator(".av-plot").get_attribute("title")
+    assert re.fullmatch(r"Event 2, step by SGD, line \d+\. w\.grad = −16 \(event 0\) − 4 \(event 1\) = −20", told), told
     played.page.mouse.down()
     played.page.mouse.move(box["x"] + 80, box["y"] + 60, steps=5)
     played.page.mouse.up()

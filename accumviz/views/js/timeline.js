@@ -6,7 +6,7 @@
 /** @import { Ledger } from "./ledger.js" */
 
 import { h, pane, swatch } from "./dom.js";
-import { OWN_SCALES } from "./words.js";
+import { equation, OWN_SCALES } from "./words.js";
 import { geometry } from "./geometry.js";
 import { drawHeat } from "./heat.js";
 import { drawLanes, WORDY } from "./lanes.js";
@@ -89,11 +89,16 @@ export function timePane(app) {
     go({ e, ...(event.type !== "pointermove" && p >= 0 && p < count ? { p } : {}) });
   }
   pointing(plot, point);
-  /** The event under a pointer. @param {PointerEvent} event */
-  function under({ clientX }) {
+  /** The event under a pointer, with its bar in words. @param {PointerEvent} event */
+  function under({ clientX, clientY }) {
     if (!place) return undefined;
-    const e = Math.floor((clientX - canvas.getBoundingClientRect().left - place.left) / place.column);
-    return e >= 0 && e < length ? [e] : undefined;
+    const box = canvas.getBoundingClientRect();
+    const p = Math.floor((clientY - box.top - place.top) / place.lane);
+    const e = Math.floor((clientX - box.left - place.left) / place.column);
+    const inside = e >= 0 && e < length;
+    const row = ledger.parameters.find((one) => one.p === p);
+    plot.title = inside ? [ledger.head(e), ...(row ? [equation(ledger, e, row)] : [])].join(". ") : "";
+    return inside ? [e] : undefined;
   }
   pointedAt(app, plot, under);
   /** @param {Set<number>} lit */
