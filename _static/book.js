@@ -100,6 +100,24 @@
     });
   }
 
+  /** What is typed into the dialog of the search is answered below it; the index comes with the first letter. */
+  function answering() {
+    const [field] = /** @type {HTMLInputElement[]} */ (all(".book-asked input"));
+    const [told, listed] = all(".book-listed > *");
+    const [{ content }] = /** @type {HTMLTemplateElement[]} */ (all(".book-finder"));
+    const root = /** @type {HTMLFormElement} */ (field.form).action.replace(/[^/]*$/, "");
+    let /** @type {Promise<any> | undefined} */ there;
+    const load = (/** @type {Element} */ { attributes: [{ value: src }] }) => new Promise((onload) => {
+      document.head.append(Object.assign(document.createElement("script"), { src, async: false, onload }));
+    });
+    field.addEventListener("input", async () => {
+      await (there ??= Promise.all([...content.children].map(load)));
+      const { list, said } = /** @type {any} */ (window).BOOK_ANSWERS(field.value.trim(), 6, root);
+      told.textContent = field.value.trim() && said;
+      listed.replaceChildren(...(told.textContent ? [list] : []));
+    });
+  }
+
   /** The section being read is marked in the list of chapters. */
   function following() {
     /** @type {Map<Element, Element>} */
@@ -224,6 +242,7 @@
   colours();
   chapters();
   searching();
+  answering();
   following();
   code();
   marks();

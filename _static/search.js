@@ -5,8 +5,6 @@
   /** @type {Section[]} */
   const sections = /** @type {any} */ (window).BOOK_SECTIONS || [];
   const typical = sections.reduce((sum, { text, shut }) => sum + text.length + shut.length, 0) / (sections.length || 1);
-  const found = /** @type {HTMLElement} */ (document.getElementById("search-results"));
-  const count = /** @type {HTMLElement} */ (document.getElementById("search-count"));
 
   /** What other texts call otherwise: each word of a line finds the others. */
   const SAME = [
@@ -110,23 +108,32 @@
       `No section has “${asked}”. The beginning of a word finds more.`;
   }
 
-  function show() {
-    const asked = (new URLSearchParams(location.search).get("q") || "").trim();
-    const fields = /** @type {NodeListOf<HTMLInputElement>} */ (document.querySelectorAll("input[name=q]"));
-    for (const field of fields) field.value = asked;
-    if (!asked) return;
+  /** What answers a question, the best first: so many sections, with addresses from the book's root, and a summary. */
+  function answers(/** @type {string} */ asked, most = 40, root = "") {
     const sought = things(asked).map(counted);
     const results = ranked(sought), marked = telling(sought);
     const list = element("ul", { class: "search" });
-    for (const { section } of results.slice(0, 40)) {
+    for (const { section } of results.slice(0, most)) {
       const [page, anchor] = section.url.split("#");
-      const address = `${page}?marked=${encodeURIComponent(marked.join(" "))}${anchor ? `#${anchor}` : ""}`;
+      const address = `${root}${page}?marked=${encodeURIComponent(marked.join(" "))}${anchor ? `#${anchor}` : ""}`;
       const link = element("a", { href: address }, section.title);
       const where = section.page === section.title ? [] : [element("span", { class: "book-where" }, section.page)];
       list.append(element("li", {}, link, ...where, element("p", {}, ...excerpt(section, marked))));
     }
-    found.append(list);
-    count.textContent = summary(asked, results.filter(({ whole }) => whole).length, results.length > 0);
+    return { list, said: summary(asked, results.filter(({ whole }) => whole).length, results.length > 0) };
   }
-  show();
+
+  /** On the page of the search: what its address asks. @param {HTMLElement} found */
+  function show(found) {
+    const asked = (new URLSearchParams(location.search).get("q") || "").trim();
+    const fields = /** @type {NodeListOf<HTMLInputElement>} */ (document.querySelectorAll("input[name=q]"));
+    for (const field of fields) field.value = asked;
+    if (!asked) return;
+    const { list, said } = answers(asked);
+    found.append(list);
+    /** @type {HTMLElement} */ (document.getElementById("search-count")).textContent = said;
+  }
+  /** @type {any} */ (window).BOOK_ANSWERS = answers;
+  const place = document.getElementById("search-results");
+  if (place) show(place);
 }

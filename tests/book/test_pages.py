@@ -113,6 +113,28 @@ def test_a_search_lands_at_the_section_that_it_names_with_the_words_marked(
     assert looks.quiet(watched) == []
 
 
+def test_the_search_lists_answers_as_one_types(watch: Open, address: Address) -> None:
+    watched = watch()
+    page = watched.page
+    page.goto(address("chapters/03_accumulation.html", "file"))
+    assert page.locator("script[src*=searchindex]").count() == 0, "who does not search loads no index"
+    page.keyboard.press("Control+k")
+    page.keyboard.type("backward through the graph a second")
+    listed = page.locator(".book-listed")
+    listed.get_by_role("link", name="A second backward").first.wait_for()
+    assert "with “backward through the graph a second”" in listed.get_by_role("status").inner_text()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('.book-listed') !== null")
+    listed.get_by_role("link", name="A second backward").first.click()
+    page.wait_for_selector("article mark")
+    assert "01_graphs" in page.url
+    page.keyboard.press("Control+k")
+    page.keyboard.type("x")
+    page.keyboard.press("Backspace")
+    page.wait_for_function("document.querySelector('.book-listed').innerText.trim() === ''")
+    assert looks.quiet(watched) == []
+
+
 def test_a_search_finds_an_error_message_says_which_word_is_nowhere_and_takes_markup_as_text(
     watch: Open, address: Address
 ) -> None:
