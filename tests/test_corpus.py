@@ -78,7 +78,7 @@ _EVERY_SECOND = ["if i % 2:", "    optimizer.step()"]
 _SUGGESTED: dict[str, tuple[list[str], str]] = {
     "moved with its condition": (
         ["if limit is not None:", f"    {_CLIP}", *_EVERY_SECOND, "    optimizer.zero_grad()"],
-        f"- if limit is not None:\n-     {_CLIP}\n+ if limit is not None:\n+     {_CLIP}\n  optimizer.step()",
+        f"- if limit is not None:\n-     {_CLIP}\n  …\n+ if limit is not None:\n+     {_CLIP}\n  optimizer.step()",
     ),
     "not moved out of a condition that holds more": (
         ["if limit:", f"    norm = {_CLIP}", "    assert norm", *_EVERY_SECOND, "    optimizer.zero_grad()"],

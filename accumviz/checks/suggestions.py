@@ -227,7 +227,7 @@ class Code:
         texts = dedent("\n".join(rows)).splitlines()
         removed = _marked("-", *texts)
         added = _beside(other, texts, below)
-        return f"{removed}\n{added}"
+        return _apart(removed, _lines(node), added, other)
 
     @_or_nothing
     def zeroed_below(
@@ -246,7 +246,8 @@ class Code:
         if zero is None:
             return added
         removed = "" if self._only_of(zero, step) else self.removed(zero)
-        return removed and f"{removed}\n{added}"
+        lines = range(zero.line, zero.line + 1)
+        return removed and _apart(removed, lines, added, step)
 
 
 def _is_count(guard: ast.stmt) -> bool:
@@ -265,6 +266,12 @@ def _beside(event: Event, added: list[str], below: bool) -> str:
     line = f"  {literal(event.source)}"
     marked = _marked("+", *added)
     return f"{line}\n{marked}" if below else f"{marked}\n{line}"
+
+
+def _apart(removed: str, lines: range, added: str, place: Event) -> str:
+    """Write what is taken out and what comes in beside another place, with a mark for lines in between."""
+    adjacent = place.line in (lines.start - 1, lines.stop)
+    return f"{removed}\n{added}" if adjacent else f"{removed}\n  …\n{added}"
 
 
 def _is_one_line(event: Event, node: ast.stmt) -> bool:
