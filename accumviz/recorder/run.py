@@ -25,7 +25,7 @@ _NOTHING = (
     "nothing was recorded: no model or optimizer was seen training in this process"
 )
 _CHILDREN = (
-    "processes that this one started were not recorded, as those of `torch.multiprocessing.spawn` are; start each "
+    "processes that this one started were not recorded (only those of `torch.multiprocessing.spawn` are); start each "
     "under accumviz, as in "
     "`torchrun --nproc-per-node 2 -m accumviz run train.py` or `accelerate launch -m accumviz run train.py`, "
     "or call `accumviz.record` where they train"
@@ -170,7 +170,9 @@ class _Child:
             session.end(error)
 
     def _tell(self, recordings: list[Any], notes: list[str], files: list[Path]) -> int:
-        written = [str(each.file) for each in recordings if each.is_on_disk()]
+        own = [each.file for each in recordings if each.is_on_disk()]
+        # It may have started children itself.
+        written = list(map(str, own + files))
         with self._diary.open("a", encoding="utf-8") as diary:
             diary.write(json.dumps([written, notes]) + "\n")
         return 0
