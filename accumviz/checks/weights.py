@@ -672,8 +672,8 @@ def _penalty(shares: WindowShares) -> Conditions:
     """Name a penalty on weights that a step reads once for each micro-batch."""
     for share in shares:
         times = sum(weight != 0 for weight in share.weights)
-        divided = _divisions(share) or is_close(share.by_hand[0] * share.many, 1.0)
-        if share.term.get("of_weights") and times > 1 and not divided:
+        is_added = share.term.get("of_weights") and not _is_averaged(share)
+        if is_added and times > 1:
             said = (
                 f"a penalty on weights that is added {times} times in a step is meant"
             )
@@ -708,6 +708,11 @@ def _adds_up_with_others(share: WindowShare) -> bool:
     if share.adds_up_to(1.0) or is_close(sum(totals), 1.0):
         return True
     # A loss beside one that is whole is divided as well: what is left is its weight.
-    by_hand = is_close(share.by_hand[0] * share.many, 1.0)
     beside_a_whole = any(is_close(total, 1.0) for total in totals)
-    return beside_a_whole and (by_hand or _divisions(share) > 0)
+    return beside_a_whole and _is_averaged(share)
+
+
+def _is_averaged(share: WindowShare) -> bool:
+    """Return whether a loss, or by a hand `.grad`, is divided by the number of its window's micro-batches."""
+    by_hand = is_close(share.by_hand[0] * share.many, 1.0)
+    return by_hand or _divisions(share) > 0
