@@ -80,21 +80,22 @@ export function timePane(app) {
     head.style.cssText = `width: ${e < 0 ? 2 : Math.max(column, 2)}px; transform: translateX(${x}px)`;
     band.style.cssText = `top: ${top + lane * p}px; height: ${p < 0 ? 0 : Math.max(lane, 3)}px`;
   }
+  /** Which event and which row are under a pointer. @param {PointerEvent} event @param {Geometry} place */
+  function spot({ clientX, clientY }, { left, top, lane, column }) {
+    const box = canvas.getBoundingClientRect();
+    return { e: Math.floor((clientX - box.left - left) / column), p: Math.floor((clientY - box.top - top) / lane) };
+  }
   /** @param {PointerEvent} event */
   function point(event) {
     if (!place) return;
-    const box = canvas.getBoundingClientRect();
-    const p = Math.floor((event.clientY - box.top - place.top) / place.lane);
-    const e = Math.floor((event.clientX - box.left - place.left) / place.column);
+    const { e, p } = spot(event, place);
     go({ e, ...(event.type !== "pointermove" && p >= 0 && p < count ? { p } : {}) });
   }
   pointing(plot, point);
   /** The event under a pointer, with its bar in words. @param {PointerEvent} event */
-  function under({ clientX, clientY }) {
+  function under(event) {
     if (!place) return undefined;
-    const box = canvas.getBoundingClientRect();
-    const p = Math.floor((clientY - box.top - place.top) / place.lane);
-    const e = Math.floor((clientX - box.left - place.left) / place.column);
+    const { e, p } = spot(event, place);
     const inside = e >= 0 && e < length;
     const row = ledger.parameters.find((one) => one.p === p);
     plot.title = inside ? [ledger.head(e), ...(row ? [equation(ledger, e, row)] : [])].join(". ") : "";
