@@ -8,14 +8,17 @@ import { beside } from "../../accumviz/views/js/ghost.js";
 
 const run = (rows, more = {}) => ({ of: ["w", 0], rows, exact: true, steps: rows.length, end: false, ...more });
 
-test("two runs are equal, equal up to rounding, or differ by a share of the larger gradient", () => {
+test("two runs are equal, equal up to rounding, or differ by two numbers or a share of the larger gradient", () => {
   assert.equal(difference(run([[1]]), run([[1]])), "The gradients at the step are equal, bit for bit.");
   const near = difference(run([[1]]), run([[1 + 1e-7]]));
   assert.match(near, /are equal up to rounding \(relative difference 1e−7\)\.$/);
-  assert.equal(difference(run([[4], [4]]), run([[4], [1]])),
+  assert.equal(difference(run([[4], [4]]), run([[4], [-1]])),
+    "The gradients at the 2 steps differ, most at step 2: 4 here, −1 in the outline.");
+  assert.match(difference(run([[4]]), run([[1]])), /at the step differ: 4 here, 1 in the outline\.$/);
+  assert.equal(difference(run([[4, 0], [4, 0]]), run([[4, 0], [1, 0]])),
     "The gradients at the 2 steps differ, most at step 2: by 75 % of the larger one. " +
     "This run’s is 4 times as large as the outline’s.");
-  assert.match(difference(run([[1.002]]), run([[1]])), /differ by 0.2 % of the larger one\.$/);
+  assert.match(difference(run([[1.0002]]), run([[1]])), /differ by 0.02 % of the larger one\.$/);
 });
 
 test("of norms it is said that they are the parameters', and all of them are another number", () => {
@@ -64,6 +67,7 @@ test("windows of two runs end together, and what comes just before their ends", 
   assert.deepEqual(beside([b, b, b, s], [b, s]), [0, 0, 0, 1]);
   assert.deepEqual(beside([b, s, z], [b, b, b, s]), [2, 3, undefined]);
   assert.deepEqual(beside([z, b, b, s, b], [z, b, s, z, b]), [0, 1, 1, 2, 4]);
+  assert.deepEqual(beside([z, b, s, z, b, s], [b, s, b, s]), [undefined, 0, 1, undefined, 2, 3]);
 });
 
 test("many ways of writing a number are understood", () => {

@@ -10,8 +10,8 @@ import { number } from "../../views/js/numbers.js";
 const ROUNDING = 1e-5;
 
 /**
- * How far apart two runs are at a step: the distance as a share of the larger gradient, one norm over the other, and
- * why the two cannot be compared, if so. Beside numbers, None counts as 0.
+ * How far apart two runs are at a step: the distance as a share of the larger gradient, one norm over the other, the
+ * two numbers where each has a single one, and why the two cannot be compared, if so. Beside numbers, None counts as 0.
  * @param {Plain[]} a @param {Plain[]} b
  */
 function apart(a, b) {
@@ -22,7 +22,8 @@ function apart(a, b) {
   const same = JSON.stringify(a) === JSON.stringify(b);
   const infinite = Number.isFinite(share) ? "" : "one is not finite";
   const why = none < 0 ? infinite : `${["this run", "the outline"][none]} has none`;
-  return { share, ratio: sizeA / sizeB, same, why: same ? "" : why };
+  const pair = a.length === 1 ? [a, b].map(([x]) => number(Number(x), 3)) : [];
+  return { share, ratio: sizeA / sizeB, pair, same, why: same ? "" : why };
 }
 
 /** @param {Gradients} a @param {Gradients} b */
@@ -49,9 +50,10 @@ function whichSteps(a, b, both) {
 }
 
 /** `most` says at which of several steps. @param {Apart} furthest @param {string} most @param {boolean} exact */
-function told({ share, ratio }, most, exact) {
+function told({ share, ratio, pair: [here, there] }, most, exact) {
   if (!share) return `are equal${exact ? ", bit for bit" : ""}.`;
   if (share <= ROUNDING) return `are equal up to rounding (relative difference ${number(share, 2)}).`;
+  if (here !== there) return `differ${most || ":"} ${here} here, ${there} in the outline.`;
   const times = number(ratio, 3);
   const norms = Number.isFinite(ratio) && ratio && times !== "1";
   const size = norms ? ` This run’s is ${times} times as large as the outline’s.` : "";

@@ -159,7 +159,7 @@ async function opening({ model, el }) {
     const last = events.length - 1;
     e = Math.min(e, last);
     const [kind, line, held, grad, whole] = events[e] ?? ["", -1, [], "None", events[0][4]];
-    tell(scale, `1, 2: micro-batches; dashed: one large batch, now ${whole}`);
+    tell(scale, `1, 2: the samples; dashed: one batch of both, now ${whole}`);
     const wrong = way === UNDIVIDED;
     code.draw(line, !wrong);
     glass.draw(held, grad);

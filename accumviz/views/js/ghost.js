@@ -15,15 +15,16 @@ function windows(kinds) {
 
 /**
  * Of each event of a run the event of another one that it is compared with: ends of windows meet, and what is just
- * before them; undefined where the other run has ended.
+ * before them; undefined where the other run has ended, or does not zero where this one does.
  * @param {string[]} mine @param {string[]} other @returns {(number | undefined)[]}
  */
 export function beside(mine, other) {
   const theirs = windows(other);
-  return windows(mine).flatMap((events, w) => events.map((_, k) => {
+  return windows(mine).flatMap((events, w) => events.map((e, k) => {
     const [left, there] = [events.length - 1 - k, theirs[w] ?? []];
     const last = there.length - 1;
-    return there[Math.max(left < 2 ? last - left : Math.min(k, last - 1), 0)];
+    const met = there[Math.max(left < 2 ? last - left : Math.min(k, last - 1), 0)];
+    return mine[e] === "zero_grad" && other[met] !== "zero_grad" ? undefined : met;
   }));
 }
 
