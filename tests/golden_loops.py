@@ -47,14 +47,16 @@ def of_corpus() -> Loops:
     from tests.corpus import healthy
     from tests.corpus.scripts import scripts
 
+    common = read("corpus/common.py")
+    text = read("corpus/healthy.py").replace("tests.corpus.", "")
     run = "import healthy; running = healthy.LOOPS[{!r}]()\nwith av.record(*next(running)):\n    [*running]\n"
     for name in healthy.LOOPS:
-        yield f"healthy/{name}", program(run.format(name), healthy=read("corpus/healthy.py"))
+        yield f"healthy/{name}", program(run.format(name), healthy=text, common=common)
     for script in scripts("mistakes"):
         for kind in ("wrong", "right"):
             text = script.text(right=kind == "right").replace("tests.corpus.", "")
-            files = {"loop": text, "common": read("corpus/common.py")}
-            yield f"mistakes/{script.name}, {kind}", program(f"import loop; loop.{script.name}(av.record)", **files)
+            run = f"import loop; loop.{script.name}(av.record)"
+            yield f"mistakes/{script.name}, {kind}", program(run, loop=text, common=common)
     for script in scripts("ranks"):
         for kind in ("wrong", "right"):
             text = script.text(right=kind == "right").replace("tests.corpus.", "")
@@ -85,10 +87,4 @@ def of_museum() -> Loops:
 
 def collected() -> dict[str, dict[str, Any]]:
     """Return every loop of the suites by its name."""
-    return dict(
-        itertools.chain(
-            of_nasty(),
-            of_corpus(),
-            of_museum(),
-        )
-    )
+    return dict(itertools.chain(of_nasty(), of_corpus(), of_museum()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,9 +17,16 @@ def net(out: int = 5) -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, out))
 
 
-def trained() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+def sgd() -> tuple[nn.Sequential, torch.optim.Optimizer]:
     model = net()
     return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+@contextmanager
+def trained(record: Any, **how: Any) -> Iterator[tuple[nn.Sequential, torch.optim.Optimizer]]:
+    model, optimizer = sgd()
+    with record(model, optimizer, **how):
+        yield model, optimizer
 
 
 def batches(*sizes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, TensorDataset
 
-K = 4
+from tests.corpus.common import K, loader, net
+
 # A loop yields once, what is to be recorded, and then trains.
 Loop = Callable[[], Iterator[tuple[Any, ...]]]
 LOOPS: dict[str, Loop] = {}
@@ -23,15 +23,6 @@ LOOPS: dict[str, Loop] = {}
 def healthy(loop: Loop) -> Loop:
     LOOPS[loop.__name__.strip("_").replace("_", " ")] = loop
     return loop
-
-
-def net(out: int = 5) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, out))
-
-
-def loader(samples: int = 32, size: int = 2, **settings: Any) -> DataLoader[Any]:
-    data = TensorDataset(torch.randn(samples, 8), torch.randint(0, 5, (samples,)))
-    return DataLoader(data, batch_size=size, **settings)
 
 
 def mean_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -7,12 +7,11 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import nn
 
-from tests.corpus.common import batches, loader, net, trained
+from tests.corpus.common import batches, loader, net, sgd, trained
 
 
 def a_bare_loss_beside_a_divided_one(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             out = model(x)
             (F.cross_entropy(out, y) / 4 + out.square().mean()).backward()  # wrong, finding: loss-not-divided
@@ -23,8 +22,7 @@ def a_bare_loss_beside_a_divided_one(record):
 
 
 def a_clip_by_hand_after_each_backward(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             (F.cross_entropy(model(x), y) / 4).backward()  # finding: uneven-shares
             length = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
@@ -51,7 +49,6 @@ def a_clip_of_a_generator_that_was_read(record):
 
 
 def a_closure_that_is_zeroed_outside_it(record):
-    """LBFGS is zeroed before its step, and not in the closure."""
     model = net()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     with record(model, optimizer):
@@ -68,7 +65,6 @@ def a_closure_that_is_zeroed_outside_it(record):
 
 
 def a_closure_that_never_zeroes(record):
-    """The closure of LBFGS does not zero."""
     model = net()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     with record(model, optimizer):
@@ -88,8 +84,7 @@ def a_function_that_trains_and_zeroes_before(record):
         own.zero_grad()  # wrong, finding: zero-grad-inside-window
         (F.cross_entropy(model(x), y) / 4).backward()
 
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             train(model, optimizer, x, y)
             if i % 4 == 3:
@@ -98,7 +93,6 @@ def a_function_that_trains_and_zeroes_before(record):
 
 
 def a_function_that_zeroes_called_at_the_windows_end_and_inside_it(record):
-    """A function that zeroes, called at the window's end and inside it."""
 
     def zero(of):
         of.zero_grad()
@@ -107,8 +101,7 @@ def a_function_that_zeroes_called_at_the_windows_end_and_inside_it(record):
         optimizer.step()
         zero(optimizer)
 
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             zero(optimizer)  # wrong, finding: zero-grad-inside-window
             (F.cross_entropy(model(x), y) / 4).backward()
@@ -194,7 +187,6 @@ def a_gan_whose_steps_come_after_both_backwards(record):
 
 
 def a_layer_that_no_optimizer_has(record):
-    """A layer is thawed, and belongs to no optimizer."""
     model = net()
     optimizer = torch.optim.SGD(model[2].parameters(), lr=0.01)
     # right: optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -206,9 +198,7 @@ def a_layer_that_no_optimizer_has(record):
 
 
 def a_loss_that_is_infinite(record):
-    """An infinite loss is not left out."""
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 8)):
             loss = F.cross_entropy(model(x), y)
             if i == 5:
@@ -240,8 +230,7 @@ def a_method_that_clips_called_after_the_one_that_steps(record):
                 self.clip()  # wrong, finding: clip-on-the-wrong-side
                 self.optimizer.zero_grad()
 
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         Trainer(model, optimizer).fit()
 
 
@@ -264,8 +253,7 @@ def clips_the_critic_for_the_policy(record):
 
 
 def a_mixture_of_two_undivided(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             out = model(x)
             loss = 0.7 * F.cross_entropy(out, y) + 0.3 * out.square().mean()  # wrong
@@ -277,8 +265,7 @@ def a_mixture_of_two_undivided(record):
 
 
 def a_schedule_for_each_micro_batch(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             (F.cross_entropy(model(x), y) / 4).backward()
@@ -291,7 +278,7 @@ def a_schedule_for_each_micro_batch(record):
 
 def a_schedule_made_for_the_micro_batches(record):
     """It steps once a window, and the last window of each epoch is short."""
-    model, optimizer = trained()
+    model, optimizer = sgd()
     data = batches(*[2] * 10)
     steps = 2 * len(data)  # wrong
     # right: steps = 2 * 3
@@ -307,9 +294,7 @@ def a_schedule_made_for_the_micro_batches(record):
 
 
 def a_short_window(record):
-    """The last window of each epoch is shorter, and divided by the length of a whole one."""
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for _ in range(2):
             data = loader(12)
             for i, (x, y) in enumerate(data):
@@ -322,9 +307,8 @@ def a_short_window(record):
 
 
 def a_step_of_the_scaler_and_one_more(record):
-    model, optimizer = trained()
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for x, y in batches(*[2] * 8):
             optimizer.zero_grad()
             scaler.scale(F.cross_entropy(model(x), y)).backward()
@@ -334,8 +318,7 @@ def a_step_of_the_scaler_and_one_more(record):
 
 
 def a_step_one_micro_batch_too_early(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 17)):
             (F.cross_entropy(model(x), y) / 4).backward()  # finding: wrong-divisor
             if i % 3 == 2:  # wrong
@@ -345,8 +328,7 @@ def a_step_one_micro_batch_too_early(record):
 
 
 def a_sum_that_begins_anew_in_each_window_of_which_each_backward_runs_all_so_far(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         total = 0
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             total = total + F.cross_entropy(model(x), y) / 4  # wrong
@@ -375,9 +357,7 @@ def a_sum_for_a_log_with_its_graph_of_which_each_backward_runs_all_so_far(record
 
 
 def a_tail_that_is_zeroed(record):
-    """What each epoch leaves over is zeroed at the start of the next one."""
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for _ in range(2):
             optimizer.zero_grad()
             data = loader(12)
@@ -392,9 +372,8 @@ def a_tail_that_is_zeroed(record):
 
 
 def accelerate_divides_as_well(record):
-    """Accelerate divides by the number of micro-batches, and the loop does so too."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
-    model, optimizer = trained()
+    model, optimizer = sgd()
     model, optimizer, data = accelerator.prepare(model, optimizer, loader())
     with record(model, optimizer.optimizer):
         for x, y in data:
@@ -407,7 +386,6 @@ def accelerate_divides_as_well(record):
 
 
 def an_encoder_that_two_optimizers_have(record):
-    """An encoder that two optimizers have, of which each steps on one gradient."""
     model = net()
     of_encoder = torch.optim.Adam(model[:2].parameters(), lr=0.01)
     of_all = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -421,8 +399,7 @@ def an_encoder_that_two_optimizers_have(record):
 
 
 def clipped_after_each_backward(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             (F.cross_entropy(model(x), y) / 4).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.01)  # wrong, finding: clip-per-micro-batch
@@ -433,8 +410,7 @@ def clipped_after_each_backward(record):
 
 
 def clipped_and_left_to_the_step_to_unscale(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         s = torch.amp.GradScaler("cpu", init_scale=1024.0)
         for x, y in batches(*[8] * 4):
             s.scale(F.cross_entropy(model(x), y)).backward()
@@ -446,8 +422,7 @@ def clipped_and_left_to_the_step_to_unscale(record):
 
 
 def clipped_before_it_is_unscaled(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         s = torch.amp.GradScaler("cpu", init_scale=1024.0)
         for x, y in batches(*[8] * 4):
             s.scale(F.cross_entropy(model(x), y)).backward()
@@ -460,8 +435,7 @@ def clipped_before_it_is_unscaled(record):
 
 
 def clipped_while_scaled_after_each_backward(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         s = torch.amp.GradScaler("cpu", init_scale=1024.0)
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             s.scale(F.cross_entropy(model(x), y) / 4).backward()
@@ -474,9 +448,7 @@ def clipped_while_scaled_after_each_backward(record):
 
 
 def divided_by_one_more_than_there_are(record):
-    """Each loss is divided by one more than the micro-batches of a window."""
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             (F.cross_entropy(model(x), y) / 5).backward()  # wrong, finding: wrong-divisor
             # right: (F.cross_entropy(model(x), y) / 4).backward()
@@ -486,9 +458,7 @@ def divided_by_one_more_than_there_are(record):
 
 
 def divided_by_the_place_in_the_window(record):
-    """Each loss is divided by its place in the window."""
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             (F.cross_entropy(model(x), y) / (i % 4 + 1)).backward()  # wrong, finding: uneven-shares
             # right: (F.cross_entropy(model(x), y) / 4).backward()
@@ -498,9 +468,7 @@ def divided_by_the_place_in_the_window(record):
 
 
 def divided_in_the_last_micro_batch_of_each_window_only(record):
-    """The loss of the last micro-batch of each window is divided, and the others are not."""
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             loss = F.cross_entropy(model(x), y)
             if i % 4 == 3:
@@ -513,8 +481,7 @@ def divided_in_the_last_micro_batch_of_each_window_only(record):
 
 
 def divided_twice(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             loss = F.cross_entropy(model(x), y) / 4
             (loss / 4).backward()  # wrong, finding: double-division
@@ -525,8 +492,7 @@ def divided_twice(record):
 
 
 def functions_without_a_name_in_the_wrong_order(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         zero, step = lambda: optimizer.zero_grad(), lambda: optimizer.step()
         for x, y in batches(*[2] * 8):
             F.cross_entropy(model(x), y).backward()
@@ -536,8 +502,7 @@ def functions_without_a_name_in_the_wrong_order(record):
 
 
 def gradients_divided_after_each_backward(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             F.cross_entropy(model(x), y).backward()  # finding: uneven-shares
             for p in model.parameters():
@@ -549,10 +514,8 @@ def gradients_divided_after_each_backward(record):
 
 
 def graphs_kept_in_a_list(record):
-    """Each backward retains its graph, and the losses are kept."""
-    model, optimizer = trained()
     losses = []
-    with record(model, optimizer, memory=True):
+    with trained(record, memory=True) as (model, optimizer):
         for x, y in batches(*[8] * 8):
             loss = F.cross_entropy(model(x), y)
             loss.backward(retain_graph=True)  # wrong, finding: graph-retained
@@ -564,9 +527,7 @@ def graphs_kept_in_a_list(record):
 
 
 def layers_replaced_after_the_optimizer_was_made(record):
-    """Layers replaced after the optimizer was made: it goes on with the old ones."""
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 12)):
             model = net() if i == 6 else model  # wrong
             F.cross_entropy(model(x), y).backward()  # finding: parameter-outside-or-twice
@@ -575,8 +536,7 @@ def layers_replaced_after_the_optimizer_was_made(record):
 
 
 def means_of_unequal_lengths(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[3, 11, 5, 7] * 4)):
             loss = F.cross_entropy(model(x), y)  # wrong
             (loss / 4).backward()  # wrong, finding: token-mean-of-means
@@ -588,8 +548,7 @@ def means_of_unequal_lengths(record):
 
 
 def never_zeroed(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             (F.cross_entropy(model(x), y) / 4).backward()
             if i % 4 == 3:
@@ -628,8 +587,7 @@ def one_of_two_optimizers_never_zeroed(record):
 
 
 def one_of_two_optimizers_zeroed_between_the_backward_and_its_step_which_the_other_uses(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, _):
         one, two = (torch.optim.SGD(model[n].parameters(), lr=0.01) for n in (0, 2))
         for x, y in batches(*[2] * 8):
             F.cross_entropy(model(x), y).backward()
@@ -642,8 +600,7 @@ def one_of_two_optimizers_zeroed_between_the_backward_and_its_step_which_the_oth
 
 def steps_on_all_but_the_last(record):
     """The condition is the wrong way round: it steps on all micro-batches but the last of a window."""
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             loss = F.cross_entropy(model(x), y) / 4
             loss.backward()  # finding: sums-differ
@@ -669,8 +626,7 @@ def steps_smaller_than_the_rounding_of_the_weights(record):
 
 
 def sums_carried_into_the_next_epoch(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for _ in range(3):
             for i, (x, y) in enumerate(batches(*[2] * 6)):  # wrong
                 # right: for i, (x, y) in enumerate(batches(*[2] * 8)):
@@ -682,8 +638,7 @@ def sums_carried_into_the_next_epoch(record):
 
 
 def sums_divided_by_their_own_lengths(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[3, 11, 5, 7] * 4)):
             loss = F.cross_entropy(model(x), y, reduction="sum")
             (loss / len(y) / 4).backward()  # wrong, finding: token-mean-of-means
@@ -694,9 +649,7 @@ def sums_divided_by_their_own_lengths(record):
 
 
 def sums_over_each_windows_tokens_carried_into_the_next_epoch(record):
-    """Sums over each window's tokens, carried into the next epoch."""
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         sizes = [3, 5, 7, 2, 6, 4]
         for _ in range(3):
             for i, (x, y) in enumerate(batches(*sizes)):
@@ -710,8 +663,7 @@ def sums_over_each_windows_tokens_carried_into_the_next_epoch(record):
 
 
 def two_losses_divided_twice(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             out = model(x)
             loss = (F.cross_entropy(out, y) + 0.1 * out.square().mean()) / 4
@@ -723,8 +675,7 @@ def two_losses_divided_twice(record):
 
 
 def undivided(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             loss = F.cross_entropy(model(x), y)
             loss.backward()  # wrong, finding: loss-not-divided
@@ -735,8 +686,7 @@ def undivided(record):
 
 
 def undivided_sum_of_two(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             out = model(x)
             (F.cross_entropy(out, y) + 0.0 * out.square().mean()).backward()  # wrong, finding: loss-not-divided
@@ -747,8 +697,7 @@ def undivided_sum_of_two(record):
 
 
 def undivided_sums_over_their_own_lengths(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[6] * 16)):
             loss = F.cross_entropy(model(x), y, reduction="sum") / len(y)  # wrong
             # right: loss = F.cross_entropy(model(x), y, reduction="sum") / (4 * len(y))
@@ -759,10 +708,8 @@ def undivided_sums_over_their_own_lengths(record):
 
 
 def unscaled_before_the_last_backward(record):
-    """The gradients are unscaled before the last backward of each window."""
-    model, optimizer = trained()
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             if i % 4 == 3:
                 scaler.unscale_(optimizer)  # wrong, finding: backward-after-unscale
@@ -775,9 +722,7 @@ def unscaled_before_the_last_backward(record):
 
 
 def windows_that_grow(record):
-    """The windows grow, and each loss is still divided by the length of the first ones."""
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for size in (2, 2, 2, 4, 4, 4):
             for x, y in batches(*[2] * size):
                 (F.cross_entropy(model(x), y) / 2).backward()  # wrong, finding: sums-differ
@@ -787,8 +732,7 @@ def windows_that_grow(record):
 
 
 def zeroed_inside_the_window(record):
-    model, optimizer = trained()
-    with record(model, optimizer):
+    with trained(record) as (model, optimizer):
         for i, (x, y) in enumerate(batches(*[2] * 16)):
             optimizer.zero_grad()  # wrong, finding: zero-grad-inside-window
             # right:

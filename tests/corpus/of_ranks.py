@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
-import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import SGD
 
 
 def net(out: int = 3) -> nn.Module:
@@ -46,9 +48,11 @@ def sharded(model: nn.Module) -> Any:
     return fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
 
 
-def fsdp1(model: nn.Module) -> Any:
-    warnings.simplefilter("ignore")  # deprecated
-    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+@contextmanager
+def trained(record: Any, model: Any) -> Iterator[tuple[Any, SGD]]:
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with record(model, optimizer):
+        yield model, optimizer
 
 
 def accelerator(*handlers: Any) -> Any:

@@ -7,7 +7,7 @@ import torch.distributed as dist  # noqa: F401 - for the twins
 import torch.nn.functional as F
 from torch.optim import SGD
 
-from tests.corpus.of_ranks import accelerator, batches, net, replicated, sharded, texts
+from tests.corpus.of_ranks import accelerator, batches, net, replicated, sharded, texts, trained
 
 
 def ddp_unsynced_step_a_cast(record):
@@ -40,9 +40,7 @@ def ddp_unsynced_step_a_penalty(record):
 
 
 def ddp_unsynced_step_a_second_backward(record):
-    model = replicated(net())
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with record(model, optimizer):
+    with trained(record, replicated(net())) as (model, optimizer):
         for x, y in batches(4):
             out = model(x)
             first, second = F.cross_entropy(out, y), out.square().mean()
@@ -54,9 +52,7 @@ def ddp_unsynced_step_a_second_backward(record):
 
 
 def ddp_unsynced_step_a_tail(record):
-    model = replicated(net())
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with record(model, optimizer):
+    with trained(record, replicated(net())) as (model, optimizer):
         for _ in range(2):
             for i, (x, y) in enumerate(batches(6)):
                 with model.no_sync() if i % 4 != 3 else contextlib.nullcontext():
@@ -69,9 +65,7 @@ def ddp_unsynced_step_a_tail(record):
 
 
 def ddp_unsynced_step_around_the_wrapper(record):
-    model = replicated(net())
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with record(model, optimizer):
+    with trained(record, replicated(net())) as (model, optimizer):
         for x, y in batches(4):
             out = model.module(x)  # wrong
             # right: out = model(x)
@@ -95,9 +89,7 @@ def ddp_unsynced_step_framework(record):
 
 
 def ddp_unsynced_step_plain(record):
-    model = replicated(net())
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with record(model, optimizer):
+    with trained(record, replicated(net())) as (model, optimizer):
         for i, (x, y) in enumerate(batches(8)):
             loss = F.cross_entropy(model(x), y) / 4  # wrong
             model.require_backward_grad_sync = i % 4 == 3
@@ -109,9 +101,7 @@ def ddp_unsynced_step_plain(record):
 
 
 def fsdp2_zero_keeps_unsharded_plain(record):
-    model = sharded(net())
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with record(model, optimizer):
+    with trained(record, sharded(net())) as (model, optimizer):
         for _ in range(2):
             optimizer.zero_grad()  # finding: fsdp2-zero-keeps-unsharded
             for i, (x, y) in enumerate(batches(6)):
@@ -158,9 +148,7 @@ def gan_gradient_leak_plain(record):
 
 
 def no_sync_excludes_forward_an_evaluation_with_gradients(record):
-    model = replicated(net())
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with record(model, optimizer):
+    with trained(record, replicated(net())) as (model, optimizer):
         for i, (x, y) in enumerate(batches(8)):
             if i % 4 == 0:
                 with contextlib.nullcontext():  # wrong
@@ -189,9 +177,7 @@ def no_sync_excludes_forward_framework(record):
 
 
 def no_sync_excludes_forward_plain(record):
-    model = replicated(net())
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with record(model, optimizer):
+    with trained(record, replicated(net())) as (model, optimizer):
         for i, (x, y) in enumerate(batches(8)):
             last = i % 4 == 3
             loss = F.cross_entropy(model(x), y) / 4  # wrong
@@ -220,9 +206,7 @@ def rank_token_weight_framework(record):
 
 
 def rank_token_weight_plain(record):
-    model = replicated(net())
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with record(model, optimizer):
+    with trained(record, replicated(net())) as (model, optimizer):
         for window in texts():
             count = torch.tensor(float(sum(len(y) for _, y in window)))
             # right: dist.all_reduce(count)
