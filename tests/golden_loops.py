@@ -1,7 +1,5 @@
 """Collect the loops of the suites as programs: files, a line that runs them, and in how many ranks."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re

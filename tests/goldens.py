@@ -11,8 +11,6 @@ difference with an example and how many loops have it; it ends with 1 where ther
 Only public names of accumviz are used, so that the same tool runs before and after a change of what is behind them.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import dataclasses

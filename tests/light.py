@@ -1,7 +1,5 @@
 """Processes that train a little: most of what they take is an import that they have no use for."""
 
-from __future__ import annotations
-
 # An optimizer imports torch's compiler, which takes a second, to tell it that it need not compile here: nobody asked it
 # to. `import torch` itself spends a third of its time on what computes shapes without numbers and on exports, and looks
 # through its memory again and again meanwhile and once more at the end. Scripts that are about how a process begins,

@@ -1,7 +1,5 @@
 """Rules on ledgers written by hand: each mistake, the loop without it, the mistake in disguise; and what is none."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -18,6 +16,7 @@ from hypothesis import strategies as st
 import accumviz as av
 from accumviz.checks import report as reports
 from accumviz.checks.check import RULES, check_ranks
+from accumviz.checks.report import Report
 from accumviz.ledger.ledger import KINDS, Ledger, Parameter
 from accumviz.views.tables import report_data
 from tests.by_hand import Play, term, windows
@@ -108,7 +107,7 @@ CASES: dict[str, tuple[Callable[[], Play], Callable[[], Play]]] = {
 }
 
 
-def judged(made: Play | Ledger) -> av.Report:
+def judged(made: Play | Ledger) -> Report:
     return av.check(made.ledger if isinstance(made, Play) else made)
 
 
@@ -375,9 +374,6 @@ def test_the_mistake_is_the_only_finding(name: str, disguise: str) -> None:
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_the_healthy_loop_stays_healthy_beside_another_network(name: str) -> None:
     assert found(CASES[name][1]().beside()) == []
-
-
-# ---------------------------------------------------------------- what is no mistake
 
 
 def _helper() -> Play:
@@ -769,9 +765,6 @@ def test_any_right_windows_are_healthy(counts: list[int], clip: bool, elements: 
     assert found(windows(*counts, elements=elements, clip=clip)) == []
 
 
-# ---------------------------------------------------------------- verdicts
-
-
 def _a_second_backward() -> Play:
     play = Play()
     for _ in play.each(range(2)):
@@ -916,7 +909,7 @@ MEANT: dict[str, tuple[Callable[[], Play | Ledger], str]] = {
 }
 
 
-def _report(model: Any, optimizers: Any, loss: Callable[[int], Any], *, steps: int = 3, K: int = 1) -> av.Report:
+def _report(model: Any, optimizers: Any, loss: Callable[[int], Any], *, steps: int = 3, K: int = 1) -> Report:
     """What `check` says of a loop of PyTorch's that is right."""
     with av.record(model, *optimizers) as recording:
         for _ in range(steps):

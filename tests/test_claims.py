@@ -1,7 +1,5 @@
 """Claims of the articles that the book reproduces, computed here from recordings and by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Claims 16 and 29, and what chapter 6 says of infinite gradients, against calculations by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The command line: what it runs is as without it, what it says is what was recorded, and bad input is told so."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import json

@@ -1,7 +1,5 @@
 """Comparing two recordings: how far their gradients are apart, and where they part."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
@@ -93,9 +91,6 @@ def by_hand(*grads: float) -> Ledger:
     return Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)
 
 
-# --- the distance ----------------------------------------------------------------------------
-
-
 def test_the_error_equals_that_of_gradients_computed_without_a_recording() -> None:
     a, b = gradient(mean_over_k), gradient(each_alike)
     expected = float((a - b).norm() / b.norm())
@@ -167,9 +162,6 @@ def test_one_zero_more_is_named_as_backwards_that_the_window_lacks() -> None:
     assert result.parting is not None and "2 backwards in this window, b has 4" in result.parting.said
 
 
-# --- where they part -------------------------------------------------------------------------
-
-
 def test_the_first_backward_that_adds_something_else_is_where_they_part() -> None:
     data = batches()
     changed = [*data[:2], (data[2][0] + 1, data[2][1]), data[3]]
@@ -184,9 +176,6 @@ def test_of_a_clip_that_only_one_has_the_steps_part() -> None:
     assert result.parting is not None
     assert (result.parting.a.kind, result.parting.b.kind) == ("step", "step")
     assert "what the backwards add is the same" in result.parting.said
-
-
-# --- the result ------------------------------------------------------------------------------
 
 
 def test_text_page_and_json_say_the_same(tmp_path: Path) -> None:

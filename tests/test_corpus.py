@@ -1,7 +1,5 @@
 """Each mistake of the corpus is found on its line, and nothing in its right twin, nor in loops that are right."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +129,6 @@ def test_a_suggestion_puts_a_call_where_the_right_twin_has_it(name: str, suggest
     (finding,) = serious(judged(MISTAKES[name], tmp_path, right=False))
     assert finding.suggestion == suggested
 
-
-# ---------------------------------------------------------------- two ranks
 
 RANKS = {script.name: script for script in scripts("ranks")}
 

@@ -1,7 +1,5 @@
 """What is refused, and how: an error names what was passed, what was expected and what to do."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

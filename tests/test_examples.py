@@ -1,7 +1,5 @@
 """Each example gets the report that its page shows, and is healthy once changed; what README.md shows is so."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A training loop pinned in a test: what is expected and so passes, what is not fails with the report."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable
@@ -144,8 +142,6 @@ def test_a_strange_expectation_is_refused_in_words(wanted: Any, error: type[Exce
         av.expect(model, **wanted)
     assert said in str(refused.value)
 
-
-# --- the fixture -------------------------------------------------------------------------------
 
 LOOPS = """
 import sys

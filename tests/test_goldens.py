@@ -1,7 +1,5 @@
 """The goldens: what is written of a loop is the same in each run, and a difference is named once for all loops."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

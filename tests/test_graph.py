@@ -1,7 +1,5 @@
 """The graph as data: built by hand, without torch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The rules of the house: which way imports point, what is in the repository, what the commands say."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

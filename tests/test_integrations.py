@@ -1,7 +1,5 @@
 """The callbacks of frameworks: what they say goes to the framework's logger, and they never disturb the training."""
 
-from __future__ import annotations
-
 import csv
 import logging
 from pathlib import Path
@@ -88,9 +86,6 @@ def test_a_training_that_begins_anew_is_recorded_anew() -> None:
     _, logged = train(first, by=4.0)
     assert logged == [RIGHT]
     assert ", 2 steps)" in said[0]
-
-
-# --- in the frameworks themselves, where they are installed ------------------------------------
 
 
 class Data(torch.utils.data.Dataset[dict[str, torch.Tensor]]):

@@ -1,7 +1,5 @@
 """What a ledger says of contributions: against a `.grad` that is really accumulated, and a slow reference."""
 
-from __future__ import annotations
-
 import importlib.util
 import pickle
 import tracemalloc
@@ -109,9 +107,6 @@ def test_pandas_gets_one_row_per_event_and_parameter(toy: Ledger) -> None:
     assert not frame.present.iloc[3]
 
 
-# --- events as columns ---------------------------------------------------------------------------
-
-
 @pytest.fixture
 def events() -> Events:
     return Events.of_columns(
@@ -164,9 +159,6 @@ def test_a_part_of_events_keeps_only_the_texts_that_it_has(events: Events) -> No
     assert part.tables["label"] == ("a", "")
     assert [dict(event.details) for event in part] == [{"lr": [0.2], "optimizer_index": 1}, {}]
     assert len(events.take(slice(0, 0))) == len(Events.of(())) == 0
-
-
-# --- any loop at all: a `.grad` that is really accumulated, and fates found by walking event by event
 
 
 class Loop(NamedTuple):
@@ -236,9 +228,6 @@ def test_what_becomes_of_each_contribution_agrees_with_walking_event_by_event(lo
     assert [w.step for w in ledger.windows()] == [e.index for e in ledger.of("step") if not e.skipped]
     assert np.array_equal(provenance.count.sum(axis=0), (ledger.state & CONTRIBUTED > 0).sum(axis=0))
     assert np.allclose(provenance.total.sum(axis=0), np.nansum(ledger.contribution, axis=0, dtype=float))
-
-
-# --- several ranks --------------------------------------------------------------------------------
 
 
 def of_rank(rank: int, rows: list[dict[str, Any]], names: tuple[str, ...] = ("w",)) -> Ledger:

@@ -1,7 +1,5 @@
 """`accumviz run` under torchrun."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

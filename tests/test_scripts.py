@@ -1,7 +1,5 @@
 """The page's scripts: typed, linted, unit-tested without a browser, and built from what is committed beside them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """What micro-batches weigh: ledgers written by hand, against weights that are followed forwards."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from typing import Any

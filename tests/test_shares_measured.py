@@ -4,8 +4,6 @@ With more parameters than samples, (gradients of single samples) · a = (the gra
 solution: what each sample weighs, whatever happened on the way. Shares per element have to be that.
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What everything that shows itself has in common: one page, one way to write a text and a number."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Which lines of a source file a ledger keeps: enough to read what happened, and no more."""
 
-from __future__ import annotations
-
 import pytest
 
 from accumviz.recorder.callsite import needs, only

@@ -1,7 +1,5 @@
 """The page of symptoms: each message is quoted as PyTorch says it, and each rule that it names exists."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable

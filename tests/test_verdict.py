@@ -4,8 +4,6 @@ Sample i is element i of the parameter, so that its part of a step's `.grad` is 
 sample's own gradient, is its weight: nothing of accumviz is used to know it.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ import torch
 from torch import nn
 
 import accumviz as av
+from accumviz.checks.report import Report
 
 # Weights that differ by less are equal: clips and float32 round.
 CLOSE = 5e-3
@@ -104,7 +103,7 @@ def factor_of(loop: Loop, place: int, window: list[torch.Tensor], draw: random.R
     }[loop.factor]
 
 
-def run(loop: Loop) -> tuple[av.Report, list[Step]]:
+def run(loop: Loop) -> tuple[Report, list[Step]]:
     """Train while it is recorded; return what `check` says, and what really happened."""
     draw = random.Random(loop.seed)
     torch.manual_seed(loop.seed)

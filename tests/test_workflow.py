@@ -1,7 +1,5 @@
 """The workflow of CI: it runs the commands that people are told, may do little, and publishes what was tested."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """How much is tried: a telling part at each push; with `THOROUGH=1`, each night and before publishing, all of it."""
 
-from __future__ import annotations
-
 import os
 
 THOROUGH = os.environ.get("THOROUGH", "") not in ("", "0")

@@ -1,7 +1,5 @@
 """Ledgers and graphs written by hand that the tests of the player as data and in a browser share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A browser for what accumviz shows outside the book: pages from files, alone, watched for complaints and requests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

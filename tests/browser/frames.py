@@ -1,7 +1,5 @@
 """Waiting for what a page draws, instead of for a time in which it might have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 # A view draws in the next frame, and some of what it draws is measured in the one after.

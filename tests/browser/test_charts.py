@@ -1,7 +1,5 @@
 """Bars and lines that a chapter draws itself, on a phone: whole, with letters that can be read, and none on another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

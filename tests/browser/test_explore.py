@@ -1,7 +1,5 @@
 """The explorer in a browser: every control switches runs, one stands behind, and a permalink brings them back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What eyes found in the pictures of widgets, each as a fault that a browser can measure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

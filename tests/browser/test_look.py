@@ -1,7 +1,5 @@
 """Players and explorers once a browser has laid them out: their panes fill each row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

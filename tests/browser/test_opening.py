@@ -1,7 +1,5 @@
 """The opening, what is pointed at, and two runs under one scrubber, as a reader meets them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from io import BytesIO
@@ -279,9 +277,6 @@ def test_the_words_are_one_line_and_the_rest_is_a_press_away(show: Show) -> None
     assert more.get_attribute("aria-expanded") == "true"
     assert line.bounding_box()["height"] > one
     assert line.evaluate("el => el.scrollWidth <= el.clientWidth")
-
-
-# --- the front page ---------------------------------------------------------------------------------
 
 
 def front() -> Explorer:

@@ -1,7 +1,5 @@
 """The lanes of two ranks, as a reader meets them: the switch, the slider, and what a box says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The picture of a step's memory as a reader moves it: K, checkpoints, the line of a GPU, and the operation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

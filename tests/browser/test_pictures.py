@@ -1,7 +1,5 @@
 """What every picture does wherever it is: on a phone, in the dark, on paper, without scripts, in a sandbox."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A GAN's pipes as a reader turns them: by key, by a click on a valve, and on a phone."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Predictions in a browser: from a file, in a sandbox, without scripts, by mouse, keyboard and touch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from math import inf

@@ -1,7 +1,5 @@
 """What a reader compares and reads in a player: whole lines, names that differ, one scale, colours that can be seen."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A reader scrolls past players and explorers: no pane keeps the wheel or the finger to itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

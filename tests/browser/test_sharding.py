@@ -1,7 +1,5 @@
 """The stripes of two ranks, as a reader meets them: two switches, and a slider over the moments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

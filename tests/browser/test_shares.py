@@ -1,7 +1,5 @@
 """The pane of shares in a browser: what is drawn is what the ledger says, by mouse, keyboard and in both themes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

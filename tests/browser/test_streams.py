@@ -1,7 +1,5 @@
 """The chain rule's picture as a reader moves it: by key and by mouse."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is compared: a run, and the one behind it, seen where a fold opens; and how much of a screen it takes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

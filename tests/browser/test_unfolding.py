@@ -1,7 +1,5 @@
 """A large graph on a page: its modules unfold in place, it is zoomed and panned, and the page still scrolls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Pages of one view or of several, written as a reader saves them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

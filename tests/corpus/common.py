@@ -1,7 +1,5 @@
 """What the scripts of the corpus import."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

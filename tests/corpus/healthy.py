@@ -1,7 +1,5 @@
 """Loops that people have, with nothing wrong in them: none may be frightened."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

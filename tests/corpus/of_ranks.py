@@ -1,7 +1,5 @@
 """What the scripts of two ranks import."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

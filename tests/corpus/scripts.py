@@ -4,8 +4,6 @@ The line that is to be found ends with `# finding: rule`. A line that ends with 
 `# right: code` is a line. So a loop and its twin have the same lines at the same numbers.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ package-lock.json says, where it is not there yet, and builds; with `--install` 
 looks at types and style.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Every test of an instrument must leave torch as it found it."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Loops that do to `.grad` what loops do, short: where an event happened is read from the source of its whole file."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable

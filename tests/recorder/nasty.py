@@ -4,8 +4,6 @@ A loop is given `record`: what to open around the part that may be recorded. It 
 trained: tensors, modules, optimizers, numbers. How many backwards its author wrote is in `LOOPS`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import warnings

@@ -1,7 +1,5 @@
 """What must hold of a recording on a device: each function is one check, run by test_second_device.py in a process."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable

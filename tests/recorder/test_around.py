@@ -1,7 +1,5 @@
 """What goes on around `.grad`: schedulers, loaders, settings, the lines that led there, weights, and how it ended."""
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 import site
@@ -30,9 +28,6 @@ def model() -> Any:
 
 def details(ledger: Any, kind: str) -> list[dict[str, Any]]:
     return [dict(event.details) for event in ledger.of(kind)]
-
-
-# --- schedulers -----------------------------------------------------------------------------------
 
 
 class Warmup(lr_scheduler.LRScheduler):
@@ -135,9 +130,6 @@ def test_the_first_step_of_a_schedule_says_for_how_many_it_was_made(kind: str, b
     assert said == [None if before else length, None]
 
 
-# --- loaders --------------------------------------------------------------------------------------
-
-
 class Rows(Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return 10
@@ -228,9 +220,6 @@ def test_what_a_loader_raises_is_the_users() -> None:
     assert recording.ledger.complete
 
 
-# --- weights  -----------------------------------------------------------
-
-
 def test_weights_of_small_parameters_are_kept_at_steps(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 50))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -253,9 +242,6 @@ def test_weights_of_small_parameters_are_kept_at_steps(tmp_path: Path) -> None:
             assert np.isfinite(found[0]).all(), "where they began"
             assert np.isnan(np.delete(found, [0, *steps], axis=0)).all()
         assert ledger.weights("1.weight").size == 0
-
-
-# --- the lines that led there ---------------------------------------------------------------------
 
 
 def backward(loss: torch.Tensor) -> None:
@@ -310,9 +296,6 @@ def test_a_framework_is_a_library_wherever_it_is(module: str, via: str, tmp_path
         space["backward"](net(torch.ones(1, 3)).mean())
     (event,) = recording.ledger
     assert event.via == via and event.file.endswith(Path(__file__).name) is bool(via)
-
-
-# --- files ----------------------------------------------------------------------------------------
 
 
 def run(path: Path) -> Any:

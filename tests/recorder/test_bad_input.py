@@ -1,7 +1,5 @@
 """Whatever is passed in and whatever goes wrong: a clear error or a sensible record, and the training undisturbed."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import subprocess
@@ -38,9 +36,6 @@ def test_what_holds_no_parameters_is_refused_with_what_was_expected(objects: Any
     assert says in str(refused.value)
 
 
-# --- gradients of every kind ------------------------------------------------------------------------
-
-
 def test_infinite_and_missing_numbers_are_kept_as_they_are() -> None:
     w, v = leaf(100), leaf(2)
     with av.record(w, v) as recording:
@@ -68,9 +63,6 @@ def test_gradients_of_each_precision_have_their_elements_and_norms(dtype: Any, s
     np.testing.assert_allclose(ledger.grad[:, 0], [norm, 2 * norm], rtol=1e-3)
     if size == 2:
         assert ledger.values("w").tolist() == [[factor] * 2, [2 * factor] * 2]
-
-
-# --- backward in every way ----------------------------------------------------------------------------
 
 
 def test_roots_of_every_kind() -> None:
@@ -112,9 +104,6 @@ def test_an_exception_in_the_middle_of_backward_keeps_what_had_arrived() -> None
     assert ledger.values("w").tolist() == [[1, 1], [1, 1], [2, 2]]
 
 
-# --- parameters that change ---------------------------------------------------------------------------
-
-
 def test_a_tied_weight_is_one_parameter_with_two_names() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     model[1].weight = model[0].weight
@@ -152,9 +141,6 @@ def test_a_model_that_is_cast_while_recording_goes_on() -> None:
     backwards = [event.index for event in ledger.of("backward")]
     assert ledger.values(0)[backwards].tolist() == [[1, 1], [2, 2], [1, 1]]
     assert ledger.values(0, "contribution")[backwards].tolist() == [[1, 1]] * 3
-
-
-# --- several at once ------------------------------------------------------------------------------------
 
 
 def test_nested_recordings_see_the_same() -> None:
@@ -240,9 +226,6 @@ def test_two_threads_that_train_at_once_never_end_the_process() -> None:
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
-
-
-# --- a key that is pressed ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pressed_in", ["backward", "clip", "zero_grad"])

@@ -1,7 +1,5 @@
 """What DDP and FSDP do to `.grad`, on real processes, against gradients computed in one."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math
@@ -116,9 +114,6 @@ def run(kind: str = "DDP", options: dict[str, Any] | None = None, steps: int = 1
 def syncs(ledger: Ledger | None, op: str = "all-reduce") -> list[Any]:
     assert ledger is not None
     return [event for event in ledger.of("sync") if event.details["op"] == op]
-
-
-# --- DDP ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -320,9 +315,6 @@ def test_a_replica_is_copied_and_pickled_as_without_us_and_its_copy_arms_nothing
     for same, hooked, armed in av.distribute(copied, ranks=RANKS).returned:
         assert (same, hooked) == (True, False)
         assert [each for each in armed if each is not None] == [True, False]
-
-
-# --- FSDP -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=["FSDP2", "FSDP1"])

@@ -1,7 +1,5 @@
 """torch.compile and CUDA graphs: recorded as an eager loop is, or said plainly what is not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -88,9 +86,6 @@ def test_what_is_compiled_is_recorded_as_an_eager_loop_and_computes_the_same(way
     np.testing.assert_array_equal(ledger.state, eager.state)
     np.testing.assert_allclose(ledger.contribution, eager.contribution, rtol=1e-5)
     np.testing.assert_allclose(ledger.grad, eager.grad, rtol=1e-5)
-
-
-# --- CUDA graphs, of which only the question "is this being captured?" can be asked here ----------------
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ Each case is recorded twice: with gradients that fit into one bulk, and with bul
 next one comes.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable
@@ -174,9 +172,6 @@ def test_a_backward_inside_another_brings_nothing_twice_to_a_leaf() -> None:
     # Of parts, that a part came too late is known.
     late = np.isnan(ledger.contribution)
     np.testing.assert_allclose(np.where(late, _norms(list(part)), ledger.contribution), [_norms(list(part))] * 2, 1e-4)
-
-
-# --- several threads ------------------------------------------------------------------------------
 
 
 def _beside(work: Callable[[], Any]) -> None:

@@ -1,7 +1,5 @@
 """What recording must keep to on a CUDA device; benchmarks/cuda.py has the checks, and measures what it costs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What `accumviz run` finds of a script that trains in its own way, from the first call that begins the training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Real processes from a cell: what comes back, and what is said when one raises, hangs or dies."""
 
-from __future__ import annotations
-
 import ctypes
 import linecache
 import os
@@ -76,9 +74,6 @@ def misbehave(how: str) -> None:
         time.sleep(0.01)
 
 
-# --- what comes back ------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def world() -> World:
     return av.distribute(train, ranks=2)
@@ -106,9 +101,6 @@ def test_the_ranks_have_one_thread_torchruns_variables_and_those_set_meanwhile(m
         monkeypatch.setenv("ACCUMVIZ_TEST", value)
         seen = av.distribute(look, ranks=2).returned
         assert seen == tuple((1, [value, rank, rank, "2", "2"]) for rank in "01")
-
-
-# --- what can be sent -----------------------------------------------------------------------------
 
 
 def test_a_function_of_a_notebook_takes_its_imports_helpers_classes_and_values_along() -> None:
@@ -172,9 +164,6 @@ def test_a_value_that_cannot_come_back_is_that_ranks_error() -> None:
         av.distribute(work, ranks=2)
 
 
-# --- what goes wrong ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", ["raise", "die", "hang"])
 def test_a_rank_that_raises_dies_or_hangs_is_named_and_the_others_are_kept(how: str) -> None:
     # Ranks that others on the machine slow down must not be out of time before they do what they are here for.
@@ -232,8 +221,6 @@ def wait_for(condition: Any, seconds: float) -> None:
         assert time.monotonic() < until
         time.sleep(0.02)
 
-
-# --- torchrun -------------------------------------------------------------------------------------
 
 SCRIPT = """
 import sys

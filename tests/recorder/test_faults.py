@@ -7,8 +7,6 @@ have a `try` of its own, and is then the one that catches; all that it calls is 
 At a push each of these faults is planted in one of the modes in which its function runs, thoroughly in all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dis
 import functools
@@ -46,9 +44,6 @@ class Fault(Exception):
 
     def __str__(self) -> str:
         return "planted"
-
-
-# --- faults ---------------------------------------------------------------------------------------
 
 
 def is_ours(frame: types.FrameType | None) -> bool:
@@ -135,9 +130,6 @@ def raising(code: types.CodeType) -> types.CodeType:
     exec("\n".join([*lines, f"    return {code.co_name.strip('<>')}.__code__"]), space)
     made: types.CodeType = space["outside"]()
     return made.replace(co_consts=tuple(Fault if constant == "fault" else constant for constant in made.co_consts))
-
-
-# --- what must hold -------------------------------------------------------------------------------
 
 
 class Run:

@@ -1,7 +1,5 @@
 """What a recording has seen is not lost: however the process, the disk, the folder or a fork ends what it was doing."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
@@ -89,9 +87,6 @@ class Loop:
         other = Loop()
         other.train(self.steps)
         return torch.equal(other.model.weight, self.model.weight)
-
-
-# --- begun and ended by hand, or never ended ----------------------------------------------------------
 
 
 def test_a_recording_is_started_and_stopped_by_hand(path: Path) -> None:
@@ -202,9 +197,6 @@ def test_killed_at_any_moment_a_file_loads_and_misses_at_most_a_second_of_traini
     assert max(lost)[0] <= 0, lost
 
 
-# --- forks ------------------------------------------------------------------------------------------------
-
-
 @POSIX
 @pytest.mark.parametrize("by", ["os.fork", "DataLoader"])
 def test_a_fork_leaves_the_file_to_its_parent(by: str, path: Path) -> None:
@@ -232,9 +224,6 @@ def test_a_fork_leaves_the_file_to_its_parent(by: str, path: Path) -> None:
     ledger = av.load(path)
     assert len(ledger) == 600 + 2 * (by == "DataLoader")  # it begins and ends
     assert ledger.complete
-
-
-# --- paths that are refused ----------------------------------------------------------------------------------
 
 
 def test_what_is_there_is_refused_before_the_loop_and_replaced_if_asked(path: Path) -> None:
@@ -275,9 +264,6 @@ def test_a_recording_without_a_name_touches_no_disk(tmp_path: Path, monkeypatch:
         pass
     assert len(recording.ledger) == 0
     assert list(tmp_path.iterdir()) == []
-
-
-# --- disks that fail ------------------------------------------------------------------------------------------
 
 
 def full_from(size: int) -> Iterator[None]:
@@ -355,9 +341,6 @@ def test_a_file_or_a_folder_that_vanishes_is_said_once_and_what_it_held_is_read_
     assert recording.ledger.complete
     assert loop.is_as_without_us()
     assert not folder.exists()
-
-
-# --- what became of the file afterwards -------------------------------------------------------------------------
 
 
 def test_a_file_is_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

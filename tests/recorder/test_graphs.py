@@ -1,7 +1,5 @@
 """`record(..., graphs=True)`: the graph of each backward, the engine's order, and training left as it was."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import inspect
@@ -91,9 +89,6 @@ def test_without_graphs_nothing_is_kept_and_a_failing_backward_keeps_what_was_th
     assert recording.graphs[0].alive and not recording.graphs[1].alive
 
 
-# --- training is left as it was --------------------------------------------------------------------------
-
-
 class Products(TorchDispatchMode):
     """Sees every operation of the block it is in."""
 
@@ -142,9 +137,6 @@ def test_it_is_known_of_which_tensors_the_numbers_can_be_read(make: Callable[[],
     assert readable(make()) is expected
 
 
-# --- the compiler ----------------------------------------------------------------------------------------
-
-
 class Compilable(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -154,9 +146,6 @@ class Compilable(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return x
-
-
-# --- modules are watched, and not touched ----------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -197,9 +186,6 @@ def test_any_keyword_reaches_the_module_and_what_it_raises_reaches_the_caller() 
         ("MulBackward0", ""),
         ("AccumulateGrad", ""),
     ]
-
-
-# --- what is brought -------------------------------------------------------------------------------------
 
 
 def test_what_went_through_custom_functions_checkpoints_and_hooks_is_known() -> None:

@@ -1,7 +1,5 @@
 """A recording that is over holds data only: no tensor, module, optimizer, frame or graph of the user's."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import sys

@@ -1,7 +1,5 @@
 """The losses under a root: their reductions, elements and factors are those that plain arithmetic gives."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Saved bytes against what `saved_tensors_hooks` sees being packed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A zoo of nasty loops: each trains under a recording, in every mode, bit for bit as it does without one."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import tempfile

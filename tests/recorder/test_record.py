@@ -1,7 +1,5 @@
 """What each event of a recording says: label, line, scale, kind, bytes, and what state each `.grad` is in."""
 
-from __future__ import annotations
-
 import linecache
 import math
 import os
@@ -34,9 +32,6 @@ def here(offset: int = 0) -> int:
 
 def kinds(ledger: Any) -> list[str]:
     return [event.kind for event in ledger]
-
-
-# --- labels, lines, sources ---------------------------------------------------------------------
 
 
 def test_a_loss_goes_by_the_expression_that_backward_was_called_on() -> None:
@@ -93,18 +88,12 @@ def test_code_without_a_readable_source_has_a_line_and_its_loss_its_operation() 
     assert [(event.line, event.label) for event in recording.ledger] == [(2, "SumBackward0"), (1, "SumBackward0")]
 
 
-# --- the loss -----------------------------------------------------------------------------------
-
-
 def test_the_loss_of_a_backward_is_the_value_it_started_from() -> None:
     w = leaf()
     with av.record(w) as recording:
         loss = (w * w).sum() / 4
         loss.backward()
     assert recording.ledger[0].loss == pytest.approx(float(loss.detach()))
-
-
-# --- zero_grad, step, clip, unscale, edit ---------------------------------------------------------
 
 
 def test_zero_grad_says_which_call_it_was_and_what_it_left() -> None:
@@ -347,9 +336,6 @@ def test_a_hook_that_frees_grad_does_not_hide_what_was_contributed() -> None:
     assert np.isnan(recording.ledger.grad[0, 0])
 
 
-# --- bytes ------------------------------------------------------------------------------------------
-
-
 def test_saved_bytes_are_those_alive_before_and_after_a_backward() -> None:
     w = leaf(1000)
     with av.record(w, memory=True) as recording:
@@ -358,8 +344,6 @@ def test_saved_bytes_are_those_alive_before_and_after_a_backward() -> None:
     assert [event.saved_before for event in recording.ledger] == [4000, 4000, 4000, 4000]
     assert [event.saved_after for event in recording.ledger] == [0, 4000, 4000, 0]
 
-
-# --- programs nobody wrote ----------------------------------------------------------------------------
 
 STEPS = st.sampled_from(
     ["backward", "backward / 4", "retained", "inputs", "grad", "zero", "zeros", "model zero", "model zeros", "step",
@@ -448,9 +432,6 @@ def test_any_program_is_recorded_as_it_was(program: list[str], exact: bool) -> N
         for p in range(len(leaves)):
             present = ledger.state[:, p] & PRESENT > 0
             np.testing.assert_allclose(ledger.running_sum(p)[present], ledger.values(p)[present], atol=1e-12)
-
-
-# --- files --------------------------------------------------------------------------------------------
 
 
 def test_finding_names_does_not_keep_the_callers_variables_alive() -> None:

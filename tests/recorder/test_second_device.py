@@ -1,7 +1,5 @@
 """Recording on a device whose backward runs on the engine's thread and whose numbers come late, in a process apart."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import subprocess

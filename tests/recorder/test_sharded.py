@@ -1,7 +1,5 @@
 """What FSDP shards: what deleted tensors it keeps, and the whole gradients that wait to be scattered."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools
@@ -44,9 +42,6 @@ def test_a_recording_keeps_nothing_alive_that_the_loop_deletes() -> None:
         return [deleted_yet_alive(kind) for kind in ("FSDP1", "FSDP2")]
 
     assert av.distribute(work).returned == ([[False, False]] * 2,) * 2
-
-
-# --- the whole gradient that waits to be scattered -------------------------------------------------
 
 
 def kept_beside_the_weights(width: int, each: bool) -> tuple[list[list[float]], list[list[float]], bool]:

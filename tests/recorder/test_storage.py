@@ -4,8 +4,6 @@ Every case runs in a process of its own kind (`python -m tests.recorder.test_sto
 storage would end.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import warnings
@@ -231,9 +229,6 @@ def test_no_tensor_is_read_that_its_storage_does_not_hold() -> None:
     ran = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
     assert ran.returncode == 0, f"{ran.stdout[-200:]}\n{ran.stderr[-3000:]}"
     assert ran.stdout.splitlines()[-1] == "all read"
-
-
-# --- leaves of unusual kinds ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", [{}, {"graphs": True}, {"memory": True}], ids=str)

@@ -1,7 +1,5 @@
 """The traced graph against torchviz's reading of the same graph, and training that must not notice."""
 
-from __future__ import annotations
-
 import re
 import sys
 import warnings

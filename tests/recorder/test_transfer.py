@@ -1,7 +1,5 @@
 """Norms of sparse and of half-precision gradients, and what of a storage is read."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

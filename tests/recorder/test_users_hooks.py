@@ -1,7 +1,5 @@
 """Hooks of the user's that may change gradients: what they did before a step is an edit; else no share is known."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -92,9 +90,6 @@ def test_a_hook_that_changes_nothing_hides_no_missing_division(options: dict[str
     ledger = loop.train()
     np.testing.assert_allclose(ledger.shares().share, 1.0, rtol=1e-6)
     assert _rules(ledger) == {"loss-not-divided"}
-
-
-# --- while a backward runs ------------------------------------------------------------------------
 
 
 def _divides(p: Tensor) -> None:

@@ -1,7 +1,5 @@
 """The lower bounds that are declared are tested by CI, and what an old torch does not say is unknown."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

@@ -1,7 +1,5 @@
 """A chart that says nothing of colours and letters is at home on every page."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ET
 

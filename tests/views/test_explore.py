@@ -1,7 +1,5 @@
 """The explorer without a browser: each choice is recorded once, what runs share stands once, errors stay in place."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

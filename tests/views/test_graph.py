@@ -1,7 +1,5 @@
 """The drawing of a graph, on graphs built by hand."""
 
-from __future__ import annotations
-
 import re
 import sys
 import xml.etree.ElementTree as ET

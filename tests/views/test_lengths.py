@@ -1,7 +1,5 @@
 """Equal numbers have equal lengths: what each part of a static figure draws is read back as what was recorded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

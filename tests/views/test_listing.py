@@ -1,7 +1,5 @@
 """The code beside a player: the stretches that matter, and what a ledger left out of a file as left-out code."""
 
-from __future__ import annotations
-
 from accumviz.ledger.ledger import Ledger
 from accumviz.recorder.callsite import needs, only
 from accumviz.views.payload import listing

@@ -1,7 +1,5 @@
 """The front page's figure as data: what a vessel holds, where a division leads, and what stands there unscripted."""
 
-from __future__ import annotations
-
 import pytest
 
 from accumviz.book.opening import DIVIDED, UNDIVIDED, WHOLE, Opening

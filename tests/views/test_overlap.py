@@ -1,7 +1,5 @@
 """The lanes of two ranks as data: which bucket a layer is in, when a rank waits, and what stands there unscripted."""
 
-from __future__ import annotations
-
 import pytest
 
 from accumviz.book.overlap import Note, Overlap, overlap

@@ -1,7 +1,5 @@
 """The picture of a step's memory as data: the order in which its runs travel, and the words for its peaks."""
 
-from __future__ import annotations
-
 from accumviz.book.peaks import Moment, Peaks
 
 MIB = 2**20

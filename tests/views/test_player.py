@@ -1,7 +1,5 @@
 """The player as data and as HTML: what goes into a page, how large it is, and that none of it can run."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """A GAN's pipes as data: what each step consumes, which training it leads to, and what stands there unscripted."""
 
-from __future__ import annotations
-
 import itertools
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Predictions: the answer comes from the recording, mistakes of the author teach, and the page gives nothing away."""
 
-from __future__ import annotations
-
 import base64
 import html
 import json

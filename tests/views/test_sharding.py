@@ -1,7 +1,5 @@
 """The stripes of two ranks as data: what a window sends and holds, what a moment says, what stands there unscripted."""
 
-from __future__ import annotations
-
 import pytest
 
 from accumviz.book.sharding import Moment, Sharding

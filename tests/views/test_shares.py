@@ -1,7 +1,5 @@
 """Shares as bars and in words, in the timeline and in what a player carries; and what an event holds, said."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

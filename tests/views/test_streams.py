@@ -1,7 +1,5 @@
 """The chain rule's picture as data: how wide its streams are, where they meet, and what stands there unscripted."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

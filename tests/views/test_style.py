@@ -1,7 +1,5 @@
 """Names and numbers look the same everywhere, and the palette can be told apart."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The table a ledger shows in a notebook: every number, nothing that needs colour, nothing unescaped."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

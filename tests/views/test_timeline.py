@@ -1,7 +1,5 @@
 """The timeline: exact where it is small, honest where it is large, and at home on any page."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import io
@@ -138,9 +136,6 @@ def test_nothing_recorded_is_a_sentence_not_an_error(toy: Ledger) -> None:
     assert texts(timeline(toy, parameters=[])) == ["Nothing to show: this ledger has no parameter."]
 
 
-# --- large ledgers
-
-
 def test_of_a_large_ledger_the_first_lanes_are_drawn_and_it_is_said_what_is_left_out() -> None:
     figure = timeline(large(1000, 150))
     shown = " ".join(texts(figure))
@@ -157,9 +152,6 @@ def test_an_event_of_every_kind_but_a_backward_has_a_line_of_its_own_colour(kind
     own = [line for line in figure.axes[0].lines if line.get_color() == style.KIND[kind]]
     assert [line for line in own if len(set(line.get_xdata())) == 1 and np.ptp(line.get_ydata()) > 40]
     assert f", {kind}" in figure.words[-1]
-
-
-# --- on a page, and elsewhere
 
 
 def test_no_text_is_smaller_than_eleven_pixels_even_on_a_phone(toy: Ledger) -> None:
@@ -270,9 +262,6 @@ def test_drawing_needs_neither_pyplot_nor_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-# --- several ranks --------------------------------------------------------------------------------
-
-
 def two_ranks() -> Ledger:
     def one(rank: int, local: float) -> Ledger:
         def reduce(mean: float) -> dict[str, Any]:
@@ -320,9 +309,6 @@ def test_one_parameter_on_several_ranks_has_one_scale() -> None:
     assert len(ends) == 2
     assert ends[0] - zeros[0] == pytest.approx(ends[1] - zeros[1], rel=0.01), "equal numbers are equally long"
     assert "scale" not in " ".join(texts(figure))
-
-
-# --- what a mark means is said, and each thing has a mark of its own
 
 
 def test_a_bar_is_as_tall_before_the_unscale_as_after_it() -> None:

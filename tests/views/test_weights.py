@@ -1,7 +1,5 @@
 """The pane of the weight: where it is on its way, on the loss that was given, or from step to step."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
