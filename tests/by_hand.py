@@ -228,6 +228,15 @@ class Play:
         return found
 
 
+def of(*windows: list[Any]) -> Play:
+    """Windows of backwards, each of one term or of several."""
+    play = Play()
+    for window in play.each(windows):
+        for terms in window:
+            play.backward(*(terms if isinstance(terms, tuple) else (terms,)))
+    return play
+
+
 def windows(*counts: int, factor: float | None = None, elements: float = 8, clip: bool = False) -> Play:
     """Right windows of so many micro-batches: divided by their own number, or by a factor that is given."""
     play = Play()

@@ -19,10 +19,9 @@ from accumviz.checks.check import RULES, check_ranks
 from accumviz.checks.report import Report
 from accumviz.ledger.ledger import KINDS, Ledger, Parameter
 from accumviz.views.tables import report_data
-from tests.by_hand import Play, term, windows
+from tests.by_hand import Play, of, term, windows
+from tests.conftest import ROOT
 from tests.thorough import examples
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def played(events: str, *, amp: float = 1.0, said: bool = False, clip: float = 0.5, **meta: Any) -> Play:
@@ -44,15 +43,6 @@ def played(events: str, *, amp: float = 1.0, said: bool = False, clip: float = 0
             made.backward(term(8, 1 / int(event)) | ({"divisor": float(event)} if said else {}))
         else:
             others[event]()
-    return made
-
-
-def of(*windows: list[Any]) -> Play:
-    """Windows of backwards, each of one term or of several."""
-    made = Play()
-    for window in made.each(windows):
-        for terms in window:
-            made.backward(*(terms if isinstance(terms, tuple) else (terms,)))
     return made
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from accumviz.cli import main
+from tests.conftest import ROOT
 from tests.light import LIGHT
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "examples" / "README.md").read_text("utf-8")
 # A script's name, what is said of it, and the change.
 SECTIONS = re.findall(r"^## \[(\S+)\].*?```\n\$ .*?\n(.*?)```.*?```diff\n(.*?)\n```", PAGE, re.DOTALL | re.MULTILINE)

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 import accumviz as av
-
-ROOT = Path(__file__).resolve().parents[1]
+from tests.conftest import ROOT
 
 
 def made() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 import accumviz as av
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Events, Ledger, Parameter
+from tests import toys
 from tests.thorough import examples
-
-W = Parameter("w", (1,), optimizers=(0,))
+from tests.toys import W
 
 
 def backward(grad: float, contribution: float, **fields: Any) -> dict[str, Any]:
-    return {"kind": "backward", "label": "loss", "contribution": {"w": contribution}, "grad": {"w": grad}, **fields}
+    return toys.backward(contribution, grad, **fields)
 
 
 def step(grad: float | None = None, **details: Any) -> dict[str, Any]:
@@ -78,13 +78,6 @@ def test_an_empty_ledger_answers_every_question() -> None:
     assert "no events" in repr(ledger)
 
 
-def test_nothing_in_a_ledger_can_be_changed(toy: Ledger) -> None:
-    with pytest.raises(ValueError, match="read-only"):
-        toy.contribution[0, 0] = 1
-    with pytest.raises(ValueError, match="read-only"):
-        toy.values("w")[0] = 1
-
-
 def test_elements_that_were_not_kept_say_how_to_keep_them() -> None:
     shape = (0, 1)
     ledger = Ledger((Parameter("w", (9, 9)),), (), np.zeros(shape), np.zeros(shape), np.zeros(shape, np.uint8))
@@ -135,11 +128,10 @@ def test_events_as_columns_are_the_sequence_that_a_tuple_is(events: Events) -> N
         events[4]
 
 
-def test_events_as_columns_cannot_be_changed(events: Events) -> None:
-    with pytest.raises(ValueError, match="read-only"):
-        events.codes[0, 0] = 1
-    with pytest.raises(ValueError, match="read-only"):
-        events.column("loss")[0] = 1
+def test_nothing_in_a_ledger_or_its_events_can_be_changed(toy: Ledger, events: Events) -> None:
+    for held in (toy.contribution, toy.values("w"), events.codes, events.column("loss")):
+        with pytest.raises(ValueError, match="read-only"):
+            held[0] = 1
     events[3].details["lr"][0] = 7.0
     assert events[3].details["lr"] == [0.2]
 
@@ -230,45 +222,29 @@ def test_what_becomes_of_each_contribution_agrees_with_walking_event_by_event(lo
     assert np.allclose(provenance.total.sum(axis=0), np.nansum(ledger.contribution, axis=0, dtype=float))
 
 
-def of_rank(rank: int, rows: list[dict[str, Any]], names: tuple[str, ...] = ("w",)) -> Ledger:
-    parameters = [Parameter(name, (1,), optimizers=(0,)) for name in names]
-    return Ledger.build(parameters, rows, meta={"rank": rank, "optimizers": ["SGD"]})
+def of_rank(rank: int, rows: list[dict[str, Any]]) -> Ledger:
+    return Ledger.build([W], rows, meta={"rank": rank, "optimizers": ["SGD"]})
 
 
 def adds(value: float, total: float | None = None) -> dict[str, Any]:
-    return {"kind": "backward", "label": "loss", "contribution": {"w": value}, "grad": {"w": total or value}}
+    return backward(total or value, value)
 
 
 def reduces(mean: float, **details: Any) -> dict[str, Any]:
     return {"kind": "sync", "details": {"op": "all-reduce", "bytes": 4, **details}, "grad": {"w": mean}}
 
 
-def test_ranks_take_turns_between_collectives_and_meet_in_them() -> None:
+def test_ranks_take_turns_between_collectives_and_each_has_windows_and_fates_of_its_own() -> None:
     one = of_rank(0, [adds(1), adds(1, 2), reduces(3), step(3), ZERO])
     two = of_rank(1, [adds(4), reduces(3), step(3), ZERO])
     merged = Ledger.merge([two, one])
-    assert [(e.kind, e.rank) for e in merged] == [
-        ("backward", 0),
-        ("backward", 1),
-        ("backward", 0),
-        ("sync", None),
-        ("step", 0),
-        ("step", 1),
-        ("zero_grad", 0),
-        ("zero_grad", 1),
-    ]
+    kinds = ["backward"] * 3 + ["sync"] + ["step"] * 2 + ["zero_grad"] * 2
+    assert [(e.kind, e.rank) for e in merged] == [*zip(kinds, (0, 1, 0, None, 0, 1, 0, 1), strict=True)]
     assert merged.values("rank 0 · w").ravel()[:6].tolist() == [1, 1, 2, 3, 3, 3]
     assert np.isnan(merged.values("rank 1 · w")[0, 0])
     assert merged.values("rank 1 · w").ravel()[1:7].tolist() == [4, 4, 3, 3, 3, 3]
-
-
-def test_each_ranks_windows_and_fates_are_its_own() -> None:
-    one = of_rank(0, [adds(1), adds(1, 2), reduces(3), step(3), ZERO])
-    two = of_rank(1, [adds(4), reduces(3), step(3), ZERO])
-    merged = Ledger.merge([one, two])
     assert [(w.step, w.backwards) for w in merged.windows()] == [(4, (0, 2)), (5, (1,))]
-    assert merged.live(6, "rank 0 · w") == []
-    assert merged.live(6, "rank 1 · w") == [1]
+    assert (merged.live(6, "rank 0 · w"), merged.live(6, "rank 1 · w")) == ([], [1])
     assert merged.outcomes.erased[1].tolist() == [-1, 7]
 
 
@@ -282,8 +258,7 @@ def test_a_zero_grad_of_one_rank_erases_nothing_on_another_even_where_grad_is_ze
 
 
 def test_optimizers_are_counted_over_all_ranks() -> None:
-    parameters = [Parameter("w", (1,), optimizers=(0,))]
-    merged = Ledger.merge([Ledger.build(parameters, [reduces(1)], meta={"rank": rank}) for rank in range(2)])
+    merged = Ledger.merge([of_rank(rank, [reduces(1)]) for rank in range(2)])
     assert [parameter.optimizers for parameter in merged.parameters] == [(0,), (1,)]
 
 
@@ -304,15 +279,12 @@ def test_a_merged_ledger_survives_a_round_trip(tmp_path: Path) -> None:
     merged = Ledger.merge([of_rank(r, [adds(1 + r), reduces(1.5), step(1.5)]) for r in range(3)])
     merged.save(tmp_path / "merged.ledger")
     again = av.load(tmp_path / "merged.ledger")
-    assert again.parameters == merged.parameters
     # nan is not equal to itself, so by their words
-    assert repr([*again.events]) == repr([*merged.events])
+    assert (again.parameters, repr([*again.events])) == (merged.parameters, repr([*merged.events]))
     np.testing.assert_array_equal(again.grad, merged.grad)
 
 
 def test_ledgers_that_cannot_be_merged_are_refused() -> None:
-    with pytest.raises(ValueError, match="no ledger to merge"):
-        Ledger.merge([])
     with pytest.raises(ValueError, match=r"ranks \[1, 1\]"):
         Ledger.merge([of_rank(1, []), of_rank(1, [])])
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import accumviz as av
+from tests.conftest import ROOT
 from tests.light import LIGHT
 from tests.test_cli import said
 
-ROOT = Path(__file__).resolve().parent.parent
 POSIX = pytest.mark.skipif(not hasattr(os, "fork"), reason="a terminal, or a kill, as POSIX has them")
 
 

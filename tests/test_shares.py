@@ -14,9 +14,9 @@ from accumviz.ledger.events import CHANGED, CONTRIBUTED, PRESENT, Events
 from accumviz.ledger.flow import BY_HAND, UNREAD
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views import payload
-from tests.by_hand import Play, term, windows
+from tests.by_hand import Play, of, term, windows
 from tests.thorough import examples
-from tests.toys import segments
+from tests.toys import W, backward, segments
 
 
 def shares(play: Play) -> list[float]:
@@ -157,15 +157,6 @@ def test_two_terms_are_two_objectives_and_each_has_its_own_share() -> None:
     assert [row.objective for row in rows][:2] == ["loss · NllLossBackward0", "loss · MseLossBackward0"]
 
 
-def _joint(*backwards: tuple[dict[str, Any], ...]) -> Ledger:
-    play = Play()
-    for terms in backwards:
-        play.backward(*terms)
-        play.step()
-        play.zero()
-    return play.ledger
-
-
 @pytest.mark.parametrize(
     ("backwards", "objectives", "total"),
     [
@@ -184,7 +175,7 @@ def _joint(*backwards: tuple[dict[str, Any], ...]) -> Ledger:
 def test_losses_of_which_a_mean_is_taken_are_one_objective_and_others_are_not(
     backwards: list[tuple[dict[str, Any], ...]], objectives: list[str], total: float
 ) -> None:
-    shares = _joint(*backwards).shares()
+    shares = of(*[[terms] for terms in backwards]).ledger.shares()
     assert list(shares.objectives) == objectives
     first = shares.of(shares[0].step)
     mine = first.objective == 0
@@ -214,8 +205,8 @@ def test_what_is_not_known_of_a_loss_has_its_reason(given: Any, share: float, ea
 
 def test_two_lines_with_one_expression_are_two_objectives() -> None:
     play = Play()
-    play.backward(line=3)
-    play.backward(line=5)
+    for line in (3, 5):
+        play.backward(line=line)
     play.step()
     assert [row.objective for row in play.ledger.shares()] == ["loss (line 3)", "loss (line 5)"]
 
@@ -302,23 +293,15 @@ def test_a_loop_that_never_zeroes_is_listed_without_filling_the_memory() -> None
     assert f"{rows.left_out} more rows" in repr(rows)
 
 
-def _edited(by: float, unknown: bool = False) -> Ledger:
-    """One weight, contributions of -16 and -4; then `.grad` is multiplied by hand, or replaced."""
-    rows: list[dict[str, Any]] = [
-        {"kind": "backward", "label": "loss", "contribution": {"w": -16}, "grad": {"w": -16}},
-        {"kind": "backward", "label": "loss", "contribution": {"w": -4}, "grad": {"w": -20}},
-        {"kind": "edit", "grad": {"w": -20 * by}},
-        {"kind": "step", "details": {"optimizer": "SGD"}, "grad": {"w": -20 * by}},
-    ]
-    for row in rows[:2]:
-        row["details"] = {"terms": [term(8, 0.5)]}
-    if unknown:  # a sign is no factor
-        rows[2]["grad"] = rows[3]["grad"] = {"w": 10}
-    return Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)
+def _edited(grad: float) -> Ledger:
+    """One weight, contributions of -16 and -4; then `.grad` is made this by hand."""
+    known = {"details": {"terms": [term(8, 0.5)]}}
+    rows = [backward(-16, -16, **known), backward(-4, -20, **known), {"kind": "edit", "grad": {"w": grad}}]
+    return Ledger.build([W], [*rows, {"kind": "step", "details": {"optimizer": "SGD"}, "grad": {"w": grad}}])
 
 
 def test_a_gradient_halved_by_hand_has_one_story_in_shares_timeline_page_and_report() -> None:
-    ledger = _edited(0.5)
+    ledger = _edited(-10)
     assert [row.share for row in ledger.shares()] == [0.25, 0.25]
     assert [(part.born, part.amount) for part in segments(ledger, 0, [2])[0]] == [(0, -8), (1, -2)]
     data = payload.ledger_data(ledger)
@@ -328,7 +311,7 @@ def test_a_gradient_halved_by_hand_has_one_story_in_shares_timeline_page_and_rep
 
 
 def test_a_gradient_replaced_by_hand_is_unknown_in_shares_timeline_page_and_report() -> None:
-    ledger = _edited(0.5, unknown=True)
+    ledger = _edited(10)  # a sign is no factor
     assert {row.unknown for row in ledger.shares()} == {UNREAD[BY_HAND]}
     assert [(part.born, part.amount) for part in segments(ledger, 0, [2])[0]] == [(-1, 10)]
     data = payload.ledger_data(ledger)
@@ -363,10 +346,6 @@ def test_a_step_that_uses_what_grad_held_before_the_recording_is_known(first: di
 
 
 def test_a_ledger_whose_shares_were_asked_for_can_be_pickled() -> None:
-    rows: list[dict[str, Any]] = [
-        {"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 1.0}, "details": {"terms": [term(4, 0.5)]}},
-        {"kind": "step", "grad": {"w": 1.0}},
-    ]
-    ledger = Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)
-    assert [row.share for row in ledger.shares()] == [0.5]
-    assert [row.share for row in pickle.loads(pickle.dumps(ledger)).shares()] == [0.5]
+    ledger = _edited(-10)
+    assert [row.share for row in ledger.shares()] == [0.25, 0.25]
+    assert [row.share for row in pickle.loads(pickle.dumps(ledger)).shares()] == [0.25, 0.25]

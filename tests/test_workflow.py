@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.conftest import ROOT
+
 WORKFLOW = ROOT / ".github" / "workflows" / "book.yml"
 TEXT = WORKFLOW.read_text()
 JOBS: dict[str, Any] = yaml.safe_load(TEXT)["jobs"]

@@ -14,7 +14,6 @@ from tests.browser.frames import drawn
 from tests.browser.written import written
 from tests.toys import W, backward, large
 
-Open = Callable[..., Any]
 LONG = [f"the {what}, {n} micro-batches, K = {k}" for what in ("forty", "thousand") for n in (20, 100) for k in (1, 10)]
 # What a reader meets of the drawing that is shown: its letters' sizes in pixels, and words that meet or leave it.
 SEEN = """() => {
@@ -98,7 +97,7 @@ def events() -> ThemedFigure:
     "made", [named_bars, split_bars, curves_side_by_side, named_columns, key_of_the_second, events]
 )
 def test_a_chart_is_read_on_a_phone_without_moving_it(
-    made: Callable[[], ThemedFigure], watch: Open, tmp_path: Path
+    made: Callable[[], ThemedFigure], watch: Any, tmp_path: Path
 ) -> None:
     page = watch(width=375).page
     page.goto(written(tmp_path / "page.html", made()))
@@ -139,7 +138,7 @@ def test_panels_are_stacked_as_wide_as_they_were_and_the_chart_itself_stays() ->
 
 @pytest.mark.parametrize(("events", "moved"), [(22, False), (60, True)])
 def test_a_timeline_is_moved_on_a_phone_only_where_columns_have_no_room(
-    events: int, moved: bool, watch: Open, tmp_path: Path
+    events: int, moved: bool, watch: Any, tmp_path: Path
 ) -> None:
     page = watch(width=375).page
     page.goto(written(tmp_path / "page.html", timeline(large(events, 3, ("d_loss", "g_loss")))))
@@ -149,7 +148,7 @@ def test_a_timeline_is_moved_on_a_phone_only_where_columns_have_no_room(
     assert ".grad after the event" in shown
 
 
-def test_a_ledger_on_a_phone_shows_its_numbers_without_being_moved(watch: Open, tmp_path: Path) -> None:
+def test_a_ledger_on_a_phone_shows_its_numbers_without_being_moved(watch: Any, tmp_path: Path) -> None:
     said = "(loss_on(weights, batch) / 2).backward()"
     row = {"label": "loss_on(weights, batch) / 2", "line": 3, "source": said}
     rows = [backward(-16.25, -16.25 - n, **row) for n in range(2)]

@@ -1,6 +1,5 @@
 """The explorer in a browser: every control switches runs, one stands behind, and a permalink brings them back."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ from accumviz.ledger.ledger import Ledger, Parameter
 from tests.browser.frames import drawn
 from tests.toys import CODE, window
 
-Open = Callable[..., Any]
-Show = Callable[..., Any]
 EVIL = '</script><script>window.ran=1</script><img src=x onerror="window.ran=2">\u202e'
 
 
@@ -62,7 +59,7 @@ class Explored:
 
 
 @pytest.fixture
-def show(show: Show) -> Show:
+def show(show: Any) -> Any:
     def open_page(explorer: Explorer, **options: Any) -> Any:
         watched = show(explorer, wait=".av-xframe", **options)
         watched.explored = Explored(watched.page)
@@ -71,7 +68,7 @@ def show(show: Show) -> Show:
     return open_page
 
 
-def test_a_slider_a_switch_and_a_select_change_the_run(show: Show, mode: str) -> None:
+def test_a_slider_a_switch_and_a_select_change_the_run(show: Any, mode: str) -> None:
     watched = show(make(), mode=mode)
     explored = watched.explored
     assert (explored.total(), explored.figure("backwards")) == ("1", ["1"])
@@ -90,13 +87,13 @@ def test_a_slider_a_switch_and_a_select_change_the_run(show: Show, mode: str) ->
 
 
 @pytest.mark.parametrize(("loss", "seen"), [(None, "Timeline"), (lambda w: (w - 2) ** 2, "Weights")])
-def test_a_weight_on_its_loss_stands_beside_the_code(show: Show, loss: Any, seen: str) -> None:
+def test_a_weight_on_its_loss_stands_beside_the_code(show: Any, loss: Any, seen: str) -> None:
     runs = {"low": window([1.0], after=1.2), "high": window([1.0], after=3.0)}
     root = show(explore(runs, loss=loss)).explored.root
     assert root.locator(".av-pane.av-lead").evaluate_all("all => all.map(one => one.ariaLabel)") == ["Code", seen]
 
 
-def test_the_keyboard_alone_does_all_of_it(show: Show) -> None:
+def test_the_keyboard_alone_does_all_of_it(show: Any) -> None:
     explored = show(make()).explored
     press = explored.page.keyboard.press
     press("Tab")
@@ -125,11 +122,11 @@ def test_the_keyboard_alone_does_all_of_it(show: Show) -> None:
         ),
     ],
 )
-def test_what_is_said_tells_equal_from_rounding_from_different(show: Show, against: Any, said: str) -> None:
+def test_what_is_said_tells_equal_from_rounding_from_different(show: Any, against: Any, said: str) -> None:
     assert said in show(make(against=against)).explored.verdict
 
 
-def test_all_runs_are_drawn_to_one_scale_and_the_one_behind_is_an_outline(show: Show) -> None:
+def test_all_runs_are_drawn_to_one_scale_and_the_one_behind_is_an_outline(show: Any) -> None:
     explored = show(make(start={"k": 4}, against={"k": 4, "divide": False})).explored
     length = explored.length()
     outline = explored.root.locator(".av-row .av-ghost")
@@ -142,7 +139,7 @@ def test_all_runs_are_drawn_to_one_scale_and_the_one_behind_is_an_outline(show: 
     assert not explored.side.locator(".av-key").is_visible(), "no run is known to be right"
 
 
-def test_what_was_raised_stands_at_its_choice_and_the_rest_goes_on(show: Show) -> None:
+def test_what_was_raised_stands_at_its_choice_and_the_rest_goes_on(show: Any) -> None:
     watched = show(make(start={"divide": False}))
     explored = watched.explored
     slider = explored.side.get_by_role("slider", name="k")
@@ -156,7 +153,7 @@ def test_what_was_raised_stands_at_its_choice_and_the_rest_goes_on(show: Show) -
     assert watched.complaints == []
 
 
-def test_a_permalink_restores_both_runs_and_the_moment(show: Show, watch: Open, tmp_path: Path) -> None:
+def test_a_permalink_restores_both_runs_and_the_moment(show: Any, watch: Any, tmp_path: Path) -> None:
     explorer = make(against={"k": 4, "divide": False})
     explored = show(explorer).explored
     explored.side.get_by_role("slider", name="k").fill("1")
@@ -176,7 +173,7 @@ def test_a_permalink_restores_both_runs_and_the_moment(show: Show, watch: Open, 
         assert odd.complaints == []
 
 
-def test_switching_keeps_the_end_at_the_end_and_else_the_event(show: Show) -> None:
+def test_switching_keeps_the_end_at_the_end_and_else_the_event(show: Any) -> None:
     explored = show(make(start={"k": 2})).explored
     slider, count = explored.side.get_by_role("slider", name="k"), explored.root.locator(".av-player .av-count")
     explored.total()
@@ -191,7 +188,7 @@ def test_switching_keeps_the_end_at_the_end_and_else_the_event(show: Show) -> No
 
 
 def test_where_all_choices_lead_to_one_run_of_one_event_the_link_names_the_choice_and_nothing_offers_to_move(
-    shown: Show,
+    shown: Any,
 ) -> None:
     row = {"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 1.0}, "line": 3, "file": "a.py"}
     ledger = Ledger.build([Parameter("w", (1,))], [row], sources={"a.py": CODE})

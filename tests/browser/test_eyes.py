@@ -1,6 +1,5 @@
 """What eyes found in the pictures of widgets, each as a fault that a browser can measure."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,8 @@ from accumviz.ledger.ledger import Ledger
 from tests.browser.frames import drawn, opened
 from tests.toys import W, toy
 
-Open = Callable[..., Any]
 
-
-def test_a_bar_too_short_to_be_seen_says_how_short_it_is(shown: Callable[..., Any]) -> None:
+def test_a_bar_too_short_to_be_seen_says_how_short_it_is(shown: Any) -> None:
     """After an unscale or a clip a mark was left of it, at zero: equal numbers keep equal lengths, and this is read."""
     big, small = 65536.0, 1.0
     rows = [{"kind": "backward", "contribution": {"w": big}, "grad": {"w": big}}]
@@ -29,7 +26,7 @@ def test_a_bar_too_short_to_be_seen_says_how_short_it_is(shown: Callable[..., An
     assert bar.get_attribute("data-told") == "1/65536 of the scale"
 
 
-def test_a_graph_folds_and_unfolds_by_key_and_shows_one_form_at_a_time(watch: Open, tmp_path: Path) -> None:
+def test_a_graph_folds_and_unfolds_by_key_and_shows_one_form_at_a_time(watch: Any, tmp_path: Path) -> None:
     nodes = [Node(i, "MulBackward0", module=f"layers.{i // 4}") for i in range(12)]
     graph = Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(11)), (0,))
     page = watch(java_script_enabled=False).page
@@ -45,7 +42,7 @@ def test_a_graph_folds_and_unfolds_by_key_and_shows_one_form_at_a_time(watch: Op
     assert (folded.is_visible(), whole.is_visible()) == (False, True)
 
 
-def test_in_a_player_modules_fold_and_the_walk_goes_through_what_is_seen(shown: Callable[..., Any]) -> None:
+def test_in_a_player_modules_fold_and_the_walk_goes_through_what_is_seen(shown: Any) -> None:
     nodes = [Node(i, "MulBackward0", "loss" if i == 0 else "", module=f"layers.{i // 4}") for i in range(12)]
     graph = Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(11)), (0,))
     page = shown(play(toy(), {0: graph}), reduced_motion="reduce")
@@ -62,7 +59,7 @@ def test_in_a_player_modules_fold_and_the_walk_goes_through_what_is_seen(shown: 
     page.wait_for_function("document.querySelectorAll('.av-node').length === 12")
 
 
-def test_a_finger_has_room_to_scrub_on_a_phone(shown: Callable[..., Any]) -> None:
+def test_a_finger_has_room_to_scrub_on_a_phone(shown: Any) -> None:
     """Beside the buttons and the count, 60 pixels were left of the slider; it keeps the line of its buttons."""
     for width, least in ((375, 160), (335, 120)):
         page = shown(play(toy()), explore({"a": toy(), "b": toy()}), width=width, has_touch=True)
@@ -74,7 +71,7 @@ def test_a_finger_has_room_to_scrub_on_a_phone(shown: Callable[..., Any]) -> Non
                 assert min(one.bounding_box()[side] for side in ("width", "height")) >= 44
 
 
-def test_a_finger_meets_every_choice_of_an_explorer(shown: Callable[..., Any]) -> None:
+def test_a_finger_meets_every_choice_of_an_explorer(shown: Any) -> None:
     """Choices, switches and the button that compares were 32 to 38 px high."""
     runs = {"a": toy(), "b": toy()}
     several = explore(runs), explore(lambda K, on: toy(), K=[1, 2, 4], on=[True, False])

@@ -1,6 +1,5 @@
 """Players and explorers once a browser has laid them out: their panes fill each row."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,6 @@ from accumviz.ledger.ledger import Ledger
 from tests.browser.frames import opened
 from tests.toys import CODE, ROWS, W, chain, run
 from tests.views.test_shares import term
-
-Open = Callable[..., Any]
 
 
 def experiment(k: int, graphs: bool = False, way: str = "") -> Any:
@@ -29,7 +26,7 @@ def weighed(rows: list[dict[str, Any]], *, to: float = 1.2) -> list[dict[str, An
     return [{**steps[0], "weights": {"w": 1.0}}, *steps[1:]]
 
 
-def test_panes_fill_their_row_whichever_of_them_there_are(watch: Open, tmp_path: Path) -> None:
+def test_panes_fill_their_row_whichever_of_them_there_are(watch: Any, tmp_path: Path) -> None:
     bare = [{key: value for key, value in row.items() if key not in ("file", "line")} for row in ROWS]
     full = [{**row, "details": {"terms": [term(0.5)]}} if row["kind"] == "backward" else row for row in ROWS]
     shown: list[Any] = [

@@ -1,7 +1,6 @@
 """The opening, what is pointed at, and two runs under one scrubber, as a reader meets them."""
 
 import re
-from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -51,7 +50,6 @@ def runs(**more: Any) -> Explorer:
     )
 
 
-Show = Callable[..., Any]
 COLOR = "els => els.map(el => getComputedStyle(el).borderTopColor)"
 # Of a text to the ground of its pane, as WCAG 2 defines it.
 CONTRAST = """texts => {
@@ -87,7 +85,7 @@ def nodes(page: Any) -> Any:
 
 @pytest.mark.parametrize(("width", "look"), [(375, "dark"), (1280, "light")])
 def test_before_anything_has_run_the_whole_graph_is_there_to_come_and_its_root_in_view(
-    show: Show, width: int, look: str
+    show: Any, width: int, look: str
 ) -> None:
     watched = show(opening(), width=width, mode=look, reduced_motion="reduce")
     page = watched.page
@@ -106,7 +104,7 @@ def test_before_anything_has_run_the_whole_graph_is_there_to_come_and_its_root_i
     assert watched.complaints == []
 
 
-def test_the_forward_builds_nodes_in_order_and_backward_shows_what_each_edge_multiplies_by(show: Show) -> None:
+def test_the_forward_builds_nodes_in_order_and_backward_shows_what_each_edge_multiplies_by(show: Any) -> None:
     page = show(opening(), reduced_motion="reduce").page
     page.get_by_role("button", name="next event").click()
     run = nodes(page)
@@ -126,7 +124,7 @@ def test_the_forward_builds_nodes_in_order_and_backward_shows_what_each_edge_mul
     assert "8 × −2 = −16" in page.locator(".av-say").text_content()
 
 
-def test_a_contribution_travels_from_its_leaf_to_its_bar_by_transform_alone(show: Show) -> None:
+def test_a_contribution_travels_from_its_leaf_to_its_bar_by_transform_alone(show: Any) -> None:
     page = show(opening()).page
     page.get_by_role("button", name="next event").click()
     mark = page.locator(".av-flying")
@@ -153,7 +151,7 @@ def test_a_contribution_travels_from_its_leaf_to_its_bar_by_transform_alone(show
     mark.wait_for(state="detached")
 
 
-def test_playing_starts_before_the_forward_takes_twelve_seconds_at_most_and_stops_at_once(show: Show) -> None:
+def test_playing_starts_before_the_forward_takes_twelve_seconds_at_most_and_stops_at_once(show: Any) -> None:
     page = show(opening()).page
     page.evaluate("""() => {
         window.seen = [];
@@ -183,7 +181,7 @@ def test_playing_starts_before_the_forward_takes_twelve_seconds_at_most_and_stop
     assert page.locator(".av-count").inner_text() == said == "start"
 
 
-def test_what_a_step_makes_of_the_weight_is_said_by_page_and_python(show: Show) -> None:
+def test_what_a_step_makes_of_the_weight_is_said_by_page_and_python(show: Any) -> None:
     page = show(opening(), reduced_motion="reduce").page
     page.get_by_role("slider", name="event", exact=True).fill("3")
     drawn(page)
@@ -191,7 +189,7 @@ def test_what_a_step_makes_of_the_weight_is_said_by_page_and_python(show: Show) 
     assert any("w is now 1.2." in line for line in opening().words)
 
 
-def test_recordings_without_weights_graphs_or_shares_have_no_empty_pane(show: Show) -> None:
+def test_recordings_without_weights_graphs_or_shares_have_no_empty_pane(show: Any) -> None:
     page = show(play(Ledger.build([W], ROWS))).page
     assert page.locator(".av-pane").evaluate_all(
         "els => els.map(el => el.classList.value.split(' ', 2).join(' '))"
@@ -219,7 +217,7 @@ def shared(*, weights: bool = False) -> Player:
 
 
 @pytest.mark.parametrize("how", ["mouse", "keyboard", "finger"])
-def test_what_is_pointed_at_lights_up_in_the_other_panes(show: Show, how: str) -> None:
+def test_what_is_pointed_at_lights_up_in_the_other_panes(show: Any, how: str) -> None:
     page = show(shared(), reduced_motion="reduce", width=1280, **({"has_touch": True} if how == "finger" else {})).page
     page.get_by_role("button", name="next event").click()
     drawn(page)
@@ -238,7 +236,7 @@ def test_what_is_pointed_at_lights_up_in_the_other_panes(show: Show, how: str) -
     assert lit["shares"] == ["0.5", "0.5"]
 
 
-def test_runs_by_name_are_tabs_above_one_player_and_the_run_kept_is_behind_its_weights(show: Show, mode: str) -> None:
+def test_runs_by_name_are_tabs_above_one_player_and_the_run_kept_is_behind_its_weights(show: Any, mode: str) -> None:
     watched = show(runs(), mode=mode, reduced_motion="reduce")
     page = watched.page
     tabs = page.get_by_role("radio")
@@ -264,7 +262,7 @@ def test_runs_by_name_are_tabs_above_one_player_and_the_run_kept_is_behind_its_w
     assert watched.complaints == []
 
 
-def test_the_words_are_one_line_and_the_rest_is_a_press_away(show: Show) -> None:
+def test_the_words_are_one_line_and_the_rest_is_a_press_away(show: Any) -> None:
     page = show(opening(), width=375, reduced_motion="reduce").page
     page.get_by_role("button", name="next event").click()
     drawn(page)
@@ -296,7 +294,7 @@ def at(page: Any, run: str, event: str) -> None:
     drawn(page)
 
 
-def test_the_mistake_of_the_front_page_looks_different_and_ends_above_its_first_loss(show: Show) -> None:
+def test_the_mistake_of_the_front_page_looks_different_and_ends_above_its_first_loss(show: Any) -> None:
     page = show(front(), reduced_motion="reduce").page
     pictures = []
     for run in ("accumulated", "undivided"):
@@ -309,7 +307,7 @@ def test_the_mistake_of_the_front_page_looks_different_and_ends_above_its_first_
     assert weights.inner_text() == "w 1, loss 10"
 
 
-def test_a_bar_beyond_the_scale_is_torn_off_and_said_to_be(show: Show) -> None:
+def test_a_bar_beyond_the_scale_is_torn_off_and_said_to_be(show: Any) -> None:
     page = show(front(), reduced_motion="reduce").page
     for run, torn in (("accumulated", 0), ("undivided", 1)):
         at(page, run, "14")

@@ -1,6 +1,5 @@
 """The lanes of two ranks, as a reader meets them: the switch, the slider, and what a box says."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ LEFT = "all => all.map(one => one.getBoundingClientRect().left)"
 
 
 @pytest.fixture
-def page(shown: Callable[..., Any]) -> Any:
+def page(shown: Any) -> Any:
     return shown(made(), wait=".av-hero", reduced_motion="reduce")
 
 
@@ -39,7 +38,7 @@ def test_a_box_says_what_it_is_when_it_is_pointed_at(page: Any) -> None:
     assert page.locator(".av-points").inner_text() == "1 to 2 ms, rank 0: the gradient of layer 1, which is in bucket 0"
 
 
-def test_no_line_lies_on_words_and_none_of_them_is_cut_on_a_phone(shown: Callable[..., Any]) -> None:
+def test_no_line_lies_on_words_and_none_of_them_is_cut_on_a_phone(shown: Any) -> None:
     page = shown(made(), wait=".av-hero", reduced_motion="reduce", width=375)
     over = """all => all.map(one => {
         const {left, right, top, bottom} = one.getBoundingClientRect();

@@ -1,6 +1,5 @@
 """The picture of a step's memory as a reader moves it: K, checkpoints, the line of a GPU, and the operation."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,11 +7,9 @@ import pytest
 from tests.browser.frames import drawn
 from tests.views.test_peaks import peaks
 
-Shown = Callable[..., Any]
-
 
 @pytest.mark.parametrize("width", [375, 1280])
-def test_k_checkpoints_and_the_line_decide_what_fits(shown: Shown, width: int) -> None:
+def test_k_checkpoints_and_the_line_decide_what_fits(shown: Any, width: int) -> None:
     page = shown(peaks(), wait=".av-tide", width=width)
     says = page.locator(".av-says")
     assert (
@@ -33,7 +30,7 @@ def test_k_checkpoints_and_the_line_decide_what_fits(shown: Shown, width: int) -
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_the_line_is_dragged_and_what_is_above_it_has_another_colour(shown: Shown) -> None:
+def test_the_line_is_dragged_and_what_is_above_it_has_another_colour(shown: Any) -> None:
     page = shown(peaks(), wait=".av-tide", width=1280)
     box = page.locator(".av-gpu-name").bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
@@ -47,7 +44,7 @@ def test_the_line_is_dragged_and_what_is_above_it_has_another_colour(shown: Show
     assert page.locator(".av-says strong").inner_text() == "K = 1 fits."
 
 
-def test_each_operation_says_what_is_alive(shown: Shown) -> None:
+def test_each_operation_says_what_is_alive(shown: Any) -> None:
     page = shown(peaks(), wait=".av-tide", width=1280)
     assert page.locator(".av-at").inner_text() == "micro-batch 1 of 1, forward, after mm: 9.0 MiB alive"
     page.get_by_role("slider", name="operation").press("End")
@@ -59,7 +56,7 @@ def test_each_operation_says_what_is_alive(shown: Shown) -> None:
     assert "saved tensors 3.0 MiB" in page.locator(".av-legend").inner_text()
 
 
-def test_each_phase_has_its_colour_in_the_legend_and_no_band_has_it_too(shown: Shown) -> None:
+def test_each_phase_has_its_colour_in_the_legend_and_no_band_has_it_too(shown: Any) -> None:
     page = shown(peaks(), wait=".av-tide", width=1280)
     look = "all => all.map(one => getComputedStyle(one).background)"
     legend = page.locator(".av-legend i").evaluate_all(look)

@@ -22,9 +22,6 @@ from tests.views.test_plumbing import made as plumbing
 from tests.views.test_sharding import made as sharding
 from tests.views.test_streams import made as streams
 
-Open = Callable[..., Any]
-
-
 # What makes a picture; what is there once its script has run; its drawing.
 PICTURES: dict[str, tuple[Callable[[], Any], str, str]] = {
     "the opening": (opening, ".av-hero", ".av-hero svg"),
@@ -46,7 +43,7 @@ CONTROLS = "[type=range]:visible, .av-keys:visible"
 @pytest.mark.parametrize("name", PICTURES)
 @pytest.mark.parametrize(("width", "look"), [(375, "dark"), (1000, "light")])
 def test_a_picture_fits_its_page_quietly_with_letters_that_can_be_read(
-    name: str, width: int, look: str, show: Open
+    name: str, width: int, look: str, show: Any
 ) -> None:
     make, ready, _ = PICTURES[name]
     watched = show(make(), wait=ready, width=width, mode=look)
@@ -56,7 +53,7 @@ def test_a_picture_fits_its_page_quietly_with_letters_that_can_be_read(
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_on_paper_a_picture_stands_with_its_words_and_without_controls(name: str, shown: Open) -> None:
+def test_on_paper_a_picture_stands_with_its_words_and_without_controls(name: str, shown: Any) -> None:
     make, ready, drawing = PICTURES[name]
     page = shown(make(), wait=ready)
     page.emulate_media(media="print")
@@ -78,9 +75,7 @@ SAYS = {"a player": "w receives −4, .grad −20", "an explorer": "gradient at 
 
 
 @pytest.mark.parametrize("name", [*PICTURES, *WIDGETS])
-def test_without_scripts_there_are_words_and_nothing_that_could_be_moved(
-    name: str, watch: Open, tmp_path: Path
-) -> None:
+def test_without_scripts_there_are_words_and_nothing_that_could_be_moved(name: str, watch: Any, tmp_path: Path) -> None:
     page = watch(java_script_enabled=False).page
     page.goto(written(tmp_path / "page.html", (WIDGETS.get(name) or PICTURES[name][0])()))
     seen = page.locator(".av-words").inner_text()
@@ -96,7 +91,7 @@ def test_without_scripts_there_are_words_and_nothing_that_could_be_moved(
     ],
 )
 def test_a_sandboxed_frame_is_enough(
-    name: str, role: Any, control: str, place: str, said: str, watch: Open, tmp_path: Path
+    name: str, role: Any, control: str, place: str, said: str, watch: Any, tmp_path: Path
 ) -> None:
     inner = html.escape(f"<!doctype html><meta charset=utf-8><body>{WIDGETS[name]().to_html()}", quote=True)
     (tmp_path / "frame.html").write_text(
@@ -113,7 +108,7 @@ def test_a_sandboxed_frame_is_enough(
 
 
 @pytest.mark.parametrize("width", [375, 1280])
-def test_the_opening_names_parts_and_scale_in_letters_that_can_be_read(width: int, shown: Open) -> None:
+def test_the_opening_names_parts_and_scale_in_letters_that_can_be_read(width: int, shown: Any) -> None:
     page = shown(opening(), wait=".av-hero", width=width)
     note = page.locator("figcaption").first
     assert note.inner_text().endswith("now −20")
@@ -129,7 +124,7 @@ def test_the_opening_names_parts_and_scale_in_letters_that_can_be_read(width: in
 
 
 @pytest.mark.parametrize("width", [375, 1000])
-def test_a_small_graph_stands_in_the_middle_of_its_box(width: int, shown: Open) -> None:
+def test_a_small_graph_stands_in_the_middle_of_its_box(width: int, shown: Any) -> None:
     """It stood at the left of a box of which two thirds were blank."""
     page = shown(chain(), wait=".av-scroll svg", width=width)
     left, right = page.locator(".av-scroll svg").first.evaluate(
@@ -142,7 +137,7 @@ def test_a_small_graph_stands_in_the_middle_of_its_box(width: int, shown: Open) 
     assert left == pytest.approx(right, abs=2)
 
 
-def test_the_name_of_an_operation_is_whole_and_inside_its_box(shown: Open) -> None:
+def test_the_name_of_an_operation_is_whole_and_inside_its_box(shown: Any) -> None:
     """A transformer's graph said ScaledDotProduc…orCpuBackward0."""
     name = "ScaledDotProductFlashAttentionForCpuBackward0"
     graph = Graph((Node(0, name), Node(1, "AccumulateGrad", "w")), (Edge(0, 1),), (0,))

@@ -1,7 +1,6 @@
 """A GAN's pipes as a reader turns them: by key, by a click on a valve, and on a phone."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from tests.browser.test_reading import contrast
 from tests.views.test_plumbing import made
 
-Open = Callable[..., Any]
 READY = ".av-plumbing[data-stands]"
 PAINTED = "(all, side) => all.map(one => getComputedStyle(one)[side])"
 
@@ -19,7 +17,7 @@ def widths(page: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("width", [1100, 375])
-def test_a_key_turns_a_tap_and_a_click_on_the_valve_turns_it_back(shown: Open, width: int) -> None:
+def test_a_key_turns_a_tap_and_a_click_on_the_valve_turns_it_back(shown: Any, width: int) -> None:
     page = shown(made(), wait=READY, width=width, reduced_motion="reduce")
     assert widths(page) == [14, 3.5, 14, 14, 0]
     page.get_by_role("switch", name="freeze").press("Space")
@@ -33,7 +31,7 @@ def test_a_key_turns_a_tap_and_a_click_on_the_valve_turns_it_back(shown: Open, w
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_a_setting_that_trains_otherwise_plays_its_rounds(shown: Open) -> None:
+def test_a_setting_that_trains_otherwise_plays_its_rounds(shown: Any) -> None:
     page = shown(made(), wait=READY)
     page.get_by_role("switch", name="detach").press("Space")
     page.get_by_text("600", exact=True).wait_for()
@@ -44,7 +42,7 @@ def test_a_setting_that_trains_otherwise_plays_its_rounds(shown: Open) -> None:
     assert dot.get_attribute("style") == "transform: translate(150px, 150px);"
 
 
-def test_on_a_phone_the_round_s_slider_is_on_the_screen_and_its_words_can_be_read(shown: Open) -> None:
+def test_on_a_phone_the_round_s_slider_is_on_the_screen_and_its_words_can_be_read(shown: Any) -> None:
     page = shown(made(), wait=READY, width=375)
     box = page.locator(".av-plumbing").bounding_box()
     slider = page.get_by_role("slider").bounding_box()
@@ -54,7 +52,7 @@ def test_on_a_phone_the_round_s_slider_is_on_the_screen_and_its_words_can_be_rea
     assert page.locator(".av-legend span").count() == 4
 
 
-def test_each_network_has_a_colour_of_its_own_and_samples_stand_out(shown: Open, mode: str) -> None:
+def test_each_network_has_a_colour_of_its_own_and_samples_stand_out(shown: Any, mode: str) -> None:
     """In the chapter on two networks, both had one colour; its rings were dim in the dark."""
     page = shown(made(), wait=READY, mode=mode, reduced_motion="reduce")
     colours = []

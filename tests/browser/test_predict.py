@@ -1,7 +1,6 @@
 """Predictions in a browser: from a file, in a sandbox, without scripts, by mouse, keyboard and touch."""
 
 import re
-from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.timeline import timeline
 from tests.browser.frames import reload
 
-Open = Callable[..., Any]
-Show = Callable[..., Any]
 LEDGER = Ledger.build(
     [Parameter("w", (1,), optimizers=(0,))],
     [
@@ -50,7 +47,7 @@ def page_of(*predictions: Prediction) -> str:
 
 
 @pytest.fixture
-def show(watch: Open, tmp_path: Path) -> Show:
+def show(watch: Any, tmp_path: Path) -> Any:
     """Open a page with these predictions, as a file."""
 
     def open_page(*predictions: Prediction, **options: Any) -> Any:
@@ -89,7 +86,7 @@ class Asked:
         return self.root.locator("> .av-reveal > .av-recorded").is_visible()
 
 
-def test_the_figure_is_folded_until_the_reader_has_answered(show: Show) -> None:
+def test_the_figure_is_folded_until_the_reader_has_answered(show: Any) -> None:
     watched = show(SUM)
     asked = Asked(watched.page)
     assert (asked.state, asked.unlocked) == ("asked", False)
@@ -115,7 +112,7 @@ WRONG = {
 }
 
 
-def test_a_wrong_answer_meets_the_misconception_behind_it_and_a_second_try(show: Show) -> None:
+def test_a_wrong_answer_meets_the_misconception_behind_it_and_a_second_try(show: Any) -> None:
     asked = Asked(show(SUM).page)
     for said, verdict in WRONG.items():
         asked.answer(said)
@@ -134,7 +131,7 @@ def test_a_wrong_answer_meets_the_misconception_behind_it_and_a_second_try(show:
         asked.again()
 
 
-def test_nothing_of_an_answer_is_seen_or_heard_before_it_is_given(show: Show) -> None:
+def test_nothing_of_an_answer_is_seen_or_heard_before_it_is_given(show: Any) -> None:
     """Not as text, not as a title, not in what a screen reader is told, not before the script has run."""
     page = show(SUM, PLACE).page
     heard = page.locator("body").aria_snapshot()
@@ -166,7 +163,7 @@ def opened(page: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("storage", ["kept", "denied"])
-def test_what_answers_a_prediction_elsewhere_opens_with_it(watch: Open, tmp_path: Path, storage: str) -> None:
+def test_what_answers_a_prediction_elsewhere_opens_with_it(watch: Any, tmp_path: Path, storage: str) -> None:
     watched = watch()
     page = watched.page
     if storage == "denied":
@@ -189,7 +186,7 @@ def test_what_answers_a_prediction_elsewhere_opens_with_it(watch: Open, tmp_path
     assert watched.complaints == []
 
 
-def test_an_address_of_what_is_shut_leads_to_its_prediction(watch: Open, tmp_path: Path) -> None:
+def test_an_address_of_what_is_shut_leads_to_its_prediction(watch: Any, tmp_path: Path) -> None:
     page = watch().page
     address = gated(tmp_path)
     page.goto(address)
@@ -199,7 +196,7 @@ def test_an_address_of_what_is_shut_leads_to_its_prediction(watch: Open, tmp_pat
     assert opened(page) == []
 
 
-def test_a_question_that_cannot_start_leaves_nobody_before_a_gate(watch: Open, tmp_path: Path) -> None:
+def test_a_question_that_cannot_start_leaves_nobody_before_a_gate(watch: Any, tmp_path: Path) -> None:
     page = watch().page
     page.add_init_script("atob = () => { throw new Error('broken'); }")
     page.goto(gated(tmp_path))
@@ -207,7 +204,7 @@ def test_a_question_that_cannot_start_leaves_nobody_before_a_gate(watch: Open, t
     assert Asked(page).unlocked
 
 
-def test_what_is_no_number_is_not_committed_and_says_what_is(show: Show) -> None:
+def test_what_is_no_number_is_not_committed_and_says_what_is(show: Any) -> None:
     asked = Asked(show(SUM).page)
     field, told = asked.root.get_by_role("textbox"), asked.root.locator(".av-help")
     for said in ("", "  ", "twenty", "1/0", "1/", "--2", "1e999", "1,5", "0x10", "1 2", "<b>"):
@@ -221,7 +218,7 @@ def test_what_is_no_number_is_not_committed_and_says_what_is(show: Show) -> None
         assert told.inner_text() == "A number, a fraction, or None. Within 0.5\u00a0% counts."
 
 
-def test_none_is_offered_and_is_not_zero(show: Show) -> None:
+def test_none_is_offered_and_is_not_zero(show: Any) -> None:
     page = show(NOTHING).page
     asked = Asked(page)
     asked.answer("0")
@@ -247,7 +244,7 @@ GRADE = """said => [...document.querySelectorAll(".av-predict")].map(root => sai
 }))"""
 
 
-def test_the_script_grades_as_the_package_does(show: Show) -> None:
+def test_the_script_grades_as_the_package_does(show: Any) -> None:
     answers = [0.0, 1e-12, 0.1, -20.0, 1e20, 3e-5, inf, -inf, None]
     said = [0.0, 1e-9, 1e-12, 0.1004, 0.1006, -19.91, -19.89, 20.0, 1.004e20, 3.01e-5, inf, -inf, None]
     predictions = [predict(f"What is number {i}?", answer) for i, answer in enumerate(answers)]
@@ -256,7 +253,7 @@ def test_the_script_grades_as_the_package_does(show: Show) -> None:
     assert graded == expected
 
 
-def test_a_reader_may_be_shown_without_answering(show: Show) -> None:
+def test_a_reader_may_be_shown_without_answering(show: Any) -> None:
     page = show(SUM).page
     asked = Asked(page)
     page.get_by_text("Show me").click()
@@ -267,7 +264,7 @@ def test_a_reader_may_be_shown_without_answering(show: Show) -> None:
     assert (asked.state, asked.unlocked) == ("skipped", True)
 
 
-def test_choices_mark_what_was_said_and_what_was_recorded(show: Show) -> None:
+def test_choices_mark_what_was_said_and_what_was_recorded(show: Any) -> None:
     page = show(PLACE).page
     asked = Asked(page)
     asked.root.get_by_role("button", name="Check").click()
@@ -302,7 +299,7 @@ def test_choices_mark_what_was_said_and_what_was_recorded(show: Show) -> None:
     assert (asked.state, asked.verdict) == ("right", "Right.")
 
 
-def test_a_reload_remembers_and_asking_again_forgets(show: Show) -> None:
+def test_a_reload_remembers_and_asking_again_forgets(show: Any) -> None:
     page = show(SUM, NOTHING).page
     asked, other = Asked(page), Asked(page, 1)
     asked.answer("-16")
@@ -321,7 +318,7 @@ def test_a_reload_remembers_and_asking_again_forgets(show: Show) -> None:
 
 
 @pytest.mark.parametrize("stripped", [False, True], ids=["scripts off", "scripts and styles stripped"])
-def test_without_scripts_question_choices_and_answers_are_a_page(watch: Open, tmp_path: Path, stripped: bool) -> None:
+def test_without_scripts_question_choices_and_answers_are_a_page(watch: Any, tmp_path: Path, stripped: bool) -> None:
     text = page_of(SUM, PLACE)
     if stripped:
         text = re.sub(r"<(script|style)\b.*?</\1>", "", text, flags=re.DOTALL)
@@ -336,7 +333,7 @@ def test_without_scripts_question_choices_and_answers_are_a_page(watch: Open, tm
     assert page.get_by_role("cell", name="That is the first contribution alone: backward adds.").is_visible()
 
 
-def test_the_keyboard_alone_is_enough(show: Show) -> None:
+def test_the_keyboard_alone_is_enough(show: Any) -> None:
     page = show(SUM, PLACE).page
     for key in ("Tab", *"-16", "Enter"):
         page.keyboard.press(key)
@@ -361,7 +358,7 @@ def test_the_keyboard_alone_is_enough(show: Show) -> None:
     assert choice.state == "right"
 
 
-def test_touch_alone_is_enough_and_finds_targets_of_40_pixels(show: Show) -> None:
+def test_touch_alone_is_enough_and_finds_targets_of_40_pixels(show: Any) -> None:
     page = show(SUM, PLACE, width=375, has_touch=True).page
     targets = ".av-predict :is(button, label, summary, .av-field):visible"
 
@@ -381,7 +378,7 @@ def test_touch_alone_is_enough_and_finds_targets_of_40_pixels(show: Show) -> Non
     assert small() == []
 
 
-def test_what_is_heard_names_the_question_and_the_verdict(show: Show) -> None:
+def test_what_is_heard_names_the_question_and_the_verdict(show: Any) -> None:
     page = show(SUM, PLACE).page
     question = "What is w.grad after the second backward?"
     assert page.get_by_role("group", name=question).count() == 1
@@ -393,7 +390,7 @@ def test_what_is_heard_names_the_question_and_the_verdict(show: Show) -> None:
 
 
 @pytest.mark.parametrize("state", ["asked", "wrong", "skipped"])
-def test_it_fits_in_each_state(show: Show, state: str) -> None:
+def test_it_fits_in_each_state(show: Any, state: str) -> None:
     watched = show(SUM, PLACE)
     page = watched.page
     if state == "skipped":
@@ -413,7 +410,7 @@ def test_it_fits_in_each_state(show: Show, state: str) -> None:
     assert watched.complaints == []
 
 
-def test_print_has_the_question_and_its_answer(show: Show) -> None:
+def test_print_has_the_question_and_its_answer(show: Any) -> None:
     page = show(SUM, PLACE).page
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")

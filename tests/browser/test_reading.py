@@ -1,7 +1,6 @@
 """What a reader compares and reads in a player: whole lines, names that differ, one scale, colours that can be seen."""
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from accumviz.ledger.ledger import Ledger, Parameter
 from tests.browser.frames import drawn, opened
 from tests.toys import CODE, ROWS, W, chain, large, toy
 
-Open = Callable[..., Any]
 WIDTHS = (1280, 375)
 LONG = """for epoch in range(2):
     for batch in batches:
@@ -73,7 +71,7 @@ def named(names: list[str], **more: Any) -> Ledger:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_line_that_is_too_long_goes_on_below_and_further_in(shown: Callable[..., Any], width: int) -> None:
+def test_a_line_that_is_too_long_goes_on_below_and_further_in(shown: Any, width: int) -> None:
     player = play(Ledger.build([W], [{**ROWS[0], "line": 5}], sources={"a.py": LONG}), {0: chain()})
     page = shown(player, width=width)
     pane = page.locator(".av-in-code .av-win")
@@ -93,7 +91,7 @@ def test_a_line_that_is_too_long_goes_on_below_and_further_in(shown: Callable[..
 
 
 @pytest.mark.parametrize(("names", "width"), [(NAMES, 1280), (NAMES, 375), (SHARDS, 375)])
-def test_names_are_cut_where_they_do_not_differ(shown: Callable[..., Any], names: list[str], width: int) -> None:
+def test_names_are_cut_where_they_do_not_differ(shown: Any, names: list[str], width: int) -> None:
     page = shown(play(named(names)), width=width)
     opened(page, tab="" if width > 600 else ".grad")
     seen: dict[str, str] = {}
@@ -108,9 +106,7 @@ def test_names_are_cut_where_they_do_not_differ(shown: Callable[..., Any], names
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_gradient_of_several_numbers_is_written_where_it_fits_and_else_as_its_norm(
-    shown: Callable[..., Any], width: int
-) -> None:
+def test_a_gradient_of_several_numbers_is_written_where_it_fits_and_else_as_its_norm(shown: Any, width: int) -> None:
     values = [0.08211, -0.05116, 0.08507, -0.07046]
     rows = [{"kind": "backward", "contribution": {"b": values, "w": -16}, "grad": {"b": values, "w": -16}}]
     page = shown(play(Ledger.build([W, Parameter("b", (4,))], rows)), width=width)
@@ -123,9 +119,7 @@ def test_a_gradient_of_several_numbers_is_written_where_it_fits_and_else_as_its_
     assert several.inner_text() == "‖·‖ 0.1468"
 
 
-def test_what_is_in_grad_already_is_told_from_the_ground_and_from_what_is_new(
-    shown: Callable[..., Any], mode: str
-) -> None:
+def test_what_is_in_grad_already_is_told_from_the_ground_and_from_what_is_new(shown: Any, mode: str) -> None:
     page = shown(play(toy(), {0: chain()}), mode=mode)
     opened(page)
     for _ in range(2):
@@ -139,7 +133,7 @@ def test_what_is_in_grad_already_is_told_from_the_ground_and_from_what_is_new(
         assert contrast(pale, full) > 1.9
 
 
-def test_what_a_pane_scrolls_on_a_screen_is_whole_on_paper(shown: Callable[..., Any]) -> None:
+def test_what_a_pane_scrolls_on_a_screen_is_whole_on_paper(shown: Any) -> None:
     code = "\n".join([*CODE.splitlines(), *(f"value_{line} = {line}" for line in range(60))])
     ledger = Ledger.build([W], [*ROWS, {**ROWS[1], "line": 30}, {**ROWS[1], "line": 60}], sources={"a.py": code})
     page = shown(play(ledger, {0: chain(), 1: chain()}), width=700)

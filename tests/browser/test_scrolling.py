@@ -13,7 +13,6 @@ from accumviz.views.player import Player
 from tests.browser.frames import drawn, opened, still
 from tests.toys import chain, large, toy
 
-Open = Callable[..., Any]
 TALL = "<div style='height: 3000px'></div>"
 FRAME = ".av-player .av-frame"
 PLACES = (".av-say", ".av-in-code .av-win", ".av-in-graph .av-win", ".av-in-grad .av-win", ".av-in-time .av-plot")
@@ -21,7 +20,7 @@ SCROLLING = [place for place in PLACES if "win" in place]
 
 
 @pytest.fixture
-def between(watch: Open, tmp_path: Path) -> Callable[..., Any]:
+def between(watch: Any, tmp_path: Path) -> Callable[..., Any]:
     """Open a page on which a view has far more page above and below it than a screen holds."""
 
     def open_page(shown: Any, wait: str = FRAME, **options: Any) -> Any:
@@ -72,7 +71,7 @@ def swiped(page: Any, selector: str, pixels: int) -> float:
     return float(page.evaluate("scrollY") - before)
 
 
-def test_a_wheel_over_a_pane_with_nothing_to_scroll_moves_the_page_at_once(between: Callable[..., Any]) -> None:
+def test_a_wheel_over_a_pane_with_nothing_to_scroll_moves_the_page_at_once(between: Any) -> None:
     page = between(play(toy(), {0: chain(), 1: chain(-4.0)}))
     for place in PLACES:
         assert page.locator(place).first.evaluate("pane => pane.scrollHeight <= pane.clientHeight")
@@ -87,7 +86,7 @@ def lengthy() -> Player:
     return play(ledger, {0: Graph(nodes, tuple(Edge(n, n + 1) for n in range(59)), (0,))})
 
 
-def test_a_pane_that_scrolls_hands_the_wheel_on_at_its_end(between: Callable[..., Any]) -> None:
+def test_a_pane_that_scrolls_hands_the_wheel_on_at_its_end(between: Any) -> None:
     page = between(lengthy())
     for place in SCROLLING:
         pane = page.locator(place).first
@@ -99,7 +98,7 @@ def test_a_pane_that_scrolls_hands_the_wheel_on_at_its_end(between: Callable[...
         assert pane.evaluate("pane => pane.scrollHeight - pane.clientHeight - pane.scrollTop") <= 1
 
 
-def test_a_swipe_over_a_pane_moves_the_page_and_nothing_else(between: Callable[..., Any]) -> None:
+def test_a_swipe_over_a_pane_moves_the_page_and_nothing_else(between: Any) -> None:
     page = between(play(toy(), {0: chain(), 1: chain(-4.0)}), width=375, has_touch=True)
     said = page.locator(".av-say").inner_text()
     for place, tab in zip(PLACES[2:], ("Graph", ".grad", "Timeline"), strict=True):

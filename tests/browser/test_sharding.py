@@ -1,17 +1,14 @@
 """The stripes of two ranks, as a reader meets them: two switches, and a slider over the moments."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.views.test_sharding import made
 
-Open = Callable[..., Any]
-
 
 @pytest.fixture
-def page(shown: Open) -> Any:
+def page(shown: Any) -> Any:
     return shown(made(), wait="[type=range]", reduced_motion="reduce")
 
 
@@ -39,7 +36,7 @@ def test_the_slider_moves_through_the_moments_and_says_each(page: Any) -> None:
     assert page.locator(".av-points").inner_text().startswith("step"), "a shorter window has a last moment, too"
 
 
-def test_on_a_phone_the_layers_of_two_ranks_and_their_memory_fit_one_screen(shown: Open) -> None:
+def test_on_a_phone_the_layers_of_two_ranks_and_their_memory_fit_one_screen(shown: Any) -> None:
     page = shown(made(), wait="[type=range]", width=375)
     rows = page.locator(".av-map p:not(.av-title)").evaluate_all("all => all.map(one => one.offsetHeight)")
     assert max(rows) > 0 and min(rows) <= 16

@@ -1,7 +1,6 @@
 """The pane of shares in a browser: what is drawn is what the ledger says, by mouse, keyboard and in both themes."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ def pane(watched: Watched) -> Any:
     return watched.page.locator(".av-in-shares").first
 
 
-def test_objectives_are_told_apart_on_a_phone(show: Callable[..., Any]) -> None:
+def test_objectives_are_told_apart_on_a_phone(show: Any) -> None:
     """Of two that begin alike, the same first letters stood beside both bars."""
     ledger = ledger_of(window(*[[term(0.5), term(-0.5, op="MeanBackward0"), term(0.25, op="MeanBackward0")]] * 2))
     for width in (375, 1280):
@@ -49,9 +48,7 @@ def middle(place: Any) -> float:
 
 
 @pytest.mark.parametrize("ledger", [UNDIVIDED, BOTH, CARRIED], ids=["undivided", "negative", "carried"])
-def test_segments_are_as_long_as_the_shares_and_one_stands_where_they_add_to_it(
-    show: Callable[..., Any], ledger: Ledger
-) -> None:
+def test_segments_are_as_long_as_the_shares_and_one_stands_where_they_add_to_it(show: Any, ledger: Ledger) -> None:
     watched = show(play(ledger))
     first = pane(watched).locator("[role=option]").first
     zero = middle(first.locator(".av-zero"))
@@ -70,7 +67,7 @@ def test_segments_are_as_long_as_the_shares_and_one_stands_where_they_add_to_it(
     assert watched.complaints == watched.foreign == []
 
 
-def test_every_line_is_said_and_the_note_follows_the_moment(show: Callable[..., Any]) -> None:
+def test_every_line_is_said_and_the_note_follows_the_moment(show: Any) -> None:
     watched = show(play(UNDIVIDED))
     lines = pane(watched).locator("[role=option]")
     assert lines.count() == 3
@@ -94,7 +91,7 @@ def test_every_line_is_said_and_the_note_follows_the_moment(show: Callable[..., 
     assert pane(watched).locator(".av-lit").count() == 1
 
 
-def test_an_unknown_share_is_hatched_and_its_reason_is_read(show: Callable[..., Any]) -> None:
+def test_an_unknown_share_is_hatched_and_its_reason_is_read(show: Any) -> None:
     watched = show(play(UNKNOWN))
     part = pane(watched).locator(".av-part.av-unseen")
     assert part.inner_text() == "?"
@@ -103,11 +100,11 @@ def test_an_unknown_share_is_hatched_and_its_reason_is_read(show: Callable[..., 
     assert pane(watched).locator("[role=option] .av-total").inner_text() == "?"
 
 
-def test_a_ledger_without_terms_has_no_pane(show: Callable[..., Any]) -> None:
+def test_a_ledger_without_terms_has_no_pane(show: Any) -> None:
     assert pane(show(play(toy()))).count() == 0
 
 
-def test_the_right_run_is_an_outline_in_the_bars_of_another_to_one_scale(show: Callable[..., Any]) -> None:
+def test_the_right_run_is_an_outline_in_the_bars_of_another_to_one_scale(show: Any) -> None:
     watched = show(explore({"right": RIGHT, "not divided": UNDIVIDED}, start={"run": "not divided"}))
     line = pane(watched).locator("[role=option]").first
     unit = middle(line.locator(".av-one")) - middle(line.locator(".av-zero"))

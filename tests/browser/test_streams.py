@@ -1,6 +1,5 @@
 """The chain rule's picture as a reader moves it: by key and by mouse."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,15 +7,13 @@ import pytest
 from accumviz.book.streams import streams
 from tests.views.test_streams import made, run
 
-Open = Callable[..., Any]
-
 
 def width(page: Any, name: str) -> float:
     return float(page.locator(f"path[data-width='{name}']:visible").first.get_attribute("stroke-width"))
 
 
 @pytest.mark.parametrize(("wide", "shown_one"), [(1100, "wide"), (375, "narrow")])
-def test_arrow_keys_change_widths_numbers_and_sum(shown: Open, wide: int, shown_one: str) -> None:
+def test_arrow_keys_change_widths_numbers_and_sum(shown: Any, wide: int, shown_one: str) -> None:
     page = shown(made(), wait=".av-keys", width=wide)
     assert page.locator("svg.av-wide, svg.av-narrow").evaluate_all(
         "all => all.filter(one => one.checkVisibility()).map(one => one.classList.value)"
@@ -32,7 +29,7 @@ def test_arrow_keys_change_widths_numbers_and_sum(shown: Open, wide: int, shown_
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_dragging_the_weight_in_the_picture_snaps_to_recorded_values(shown: Open) -> None:
+def test_dragging_the_weight_in_the_picture_snaps_to_recorded_values(shown: Any) -> None:
     page = shown(made(), wait=".av-keys", width=1100)
     box = page.locator("[data-drag=w]:visible").bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
@@ -47,7 +44,7 @@ def test_dragging_the_weight_in_the_picture_snaps_to_recorded_values(shown: Open
 
 
 @pytest.mark.parametrize("wide", [1100, 375])
-def test_no_text_touches_the_border_of_its_box(shown: Open, wide: int) -> None:
+def test_no_text_touches_the_border_of_its_box(shown: Any, wide: int) -> None:
     page = shown(streams(run, [3.8], [4.0], (3.8, 4.0)), wait=".av-keys", width=wide)
     room = page.locator("g[transform]:visible").evaluate_all("""all => all.map(box => {
         const {left, right, top, bottom} = box.querySelector("rect").getBoundingClientRect();

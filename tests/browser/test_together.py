@@ -11,12 +11,11 @@ from accumviz.ledger.ledger import Ledger
 from tests.browser.frames import drawn
 from tests.toys import ROWS, W
 
-Open = Callable[..., Any]
 BOXES = "els => els.map(el => el.getBoundingClientRect().toJSON())"
 
 
 @pytest.fixture
-def show(watch: Open, tmp_path: Path) -> Callable[..., Any]:
+def show(watch: Any, tmp_path: Path) -> Callable[..., Any]:
     """A page whose one view, `shut` or not, is in a fold."""
 
     def open_page(view: Any, shut: bool = False, **options: Any) -> Any:
@@ -39,7 +38,7 @@ def lengthy() -> Ledger:
 
 
 @pytest.mark.parametrize("against", [None, {"k": 2}], ids=["one run", "compared"])
-def test_the_line_of_an_event_is_seen_where_a_fold_opens(show: Callable[..., Any], against: Any) -> None:
+def test_the_line_of_an_event_is_seen_where_a_fold_opens(show: Any, against: Any) -> None:
     """In a closed prediction code had no room to scroll in, and stood at its top when that opened."""
     page = show(explore(lambda k: lengthy(), k=[1, 2], against=against), shut=True, width=375)
     page.evaluate("document.getElementById('fold').hidden = false")

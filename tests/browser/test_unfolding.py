@@ -1,6 +1,5 @@
 """A large graph on a page: its modules unfold in place, it is zoomed and panned, and the page still scrolls."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 from tests.browser.frames import drawn, still
 from tests.views.test_graph import modules, nested
 
-Open = Callable[..., Any]
 BOX = ".av-bar + .av-scroll"
 WIDTH = f"document.querySelector('{BOX} svg').getBoundingClientRect().width"
 FOCUSED = "document.activeElement.getAttribute('data-module') || document.activeElement.className"
@@ -22,7 +20,7 @@ def titles(page: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [375, 1000])
-def test_a_click_on_a_module_unfolds_it_and_the_path_leads_back(shown: Open, width: int) -> None:
+def test_a_click_on_a_module_unfolds_it_and_the_path_leads_back(shown: Any, width: int) -> None:
     page = shown(nested(), wait=BOX, width=width)
     whole = titles(page)
     assert len(whole) == 15
@@ -37,7 +35,7 @@ def test_a_click_on_a_module_unfolds_it_and_the_path_leads_back(shown: Open, wid
     assert titles(page) == whole
 
 
-def test_modules_unfold_and_fold_by_key_and_the_focus_is_where_the_reader_came_from(shown: Open) -> None:
+def test_modules_unfold_and_fold_by_key_and_the_focus_is_where_the_reader_came_from(shown: Any) -> None:
     page = shown(nested(), wait=BOX)
     page.get_by_role("button", name="unfold stack.3", exact=True).focus()
     page.keyboard.press("Enter")
@@ -55,7 +53,7 @@ def test_modules_unfold_and_fold_by_key_and_the_focus_is_where_the_reader_came_f
     assert ring == "4px"
 
 
-def test_a_drawing_is_zoomed_by_wheel_button_and_key_and_fitted(shown: Open) -> None:
+def test_a_drawing_is_zoomed_by_wheel_button_and_key_and_fitted(shown: Any) -> None:
     page = shown(modules(1, 60), wait=BOX)
     first = page.evaluate(WIDTH)
     page.locator(BOX).hover()
@@ -73,7 +71,7 @@ def test_a_drawing_is_zoomed_by_wheel_button_and_key_and_fitted(shown: Open) -> 
     assert page.locator(BOX).evaluate("box => box.scrollHeight <= box.clientHeight")
 
 
-def test_the_way_back_leads_to_where_the_reader_was_and_how_near(shown: Open) -> None:
+def test_the_way_back_leads_to_where_the_reader_was_and_how_near(shown: Any) -> None:
     page = shown(nested(), wait=BOX)
     page.get_by_role("button", name="zoom in").click()
     seen = f"[document.querySelector('{BOX}').scrollTop, {WIDTH}]"
@@ -86,14 +84,14 @@ def test_the_way_back_leads_to_where_the_reader_was_and_how_near(shown: Open) ->
     assert page.evaluate(seen) == pytest.approx(before, abs=1)
 
 
-def test_modules_are_walked_from_the_top_down(shown: Open) -> None:
+def test_modules_are_walked_from_the_top_down(shown: Any) -> None:
     page = shown(nested(), wait=BOX)
     tops = page.locator(f"{BOX} .av-opens").evaluate_all("all => all.map(one => one.getBoundingClientRect().top)")
     assert len(tops) == 14
     assert tops == sorted(tops)
 
 
-def test_the_finer_form_has_a_head_of_its_own_and_opens_at_its_first_box(shown: Open) -> None:
+def test_the_finer_form_has_a_head_of_its_own_and_opens_at_its_first_box(shown: Any) -> None:
     page = shown(nested(), wait=BOX, width=375)
     page.locator(".av-form summary").click()
     form = page.locator(".av-form")
@@ -120,14 +118,14 @@ CONTRAST = """title => {
 }"""
 
 
-def test_what_opens_can_be_read_on_its_box(mode: str, shown: Open) -> None:
+def test_what_opens_can_be_read_on_its_box(mode: str, shown: Any) -> None:
     page = shown(nested(), wait=BOX, mode=mode)
     # A host that names no colour for links has the page's own.
     page.add_style_tag(content=".accumviz { --av-accent: #0072b2 !important; }")
     assert page.locator(f"{BOX} .av-opens .av-title").first.evaluate(CONTRAST) >= 4.5
 
 
-def test_a_drag_pans_and_unfolds_nothing(shown: Open) -> None:
+def test_a_drag_pans_and_unfolds_nothing(shown: Any) -> None:
     page = shown(nested(), wait=BOX)
     for _ in range(4):
         page.get_by_role("button", name="zoom in").click()
@@ -144,7 +142,7 @@ def test_a_drag_pans_and_unfolds_nothing(shown: Open) -> None:
     assert titles(page) == before
 
 
-def test_a_wheel_over_a_large_drawing_moves_the_page_until_the_reader_is_in_it(shown: Open) -> None:
+def test_a_wheel_over_a_large_drawing_moves_the_page_until_the_reader_is_in_it(shown: Any) -> None:
     page = shown(modules(1, 60), wait=BOX)
     page.evaluate(TALL)
     assert page.locator(BOX).evaluate("box => box.scrollHeight - box.clientHeight") > 300
@@ -158,7 +156,7 @@ def test_a_wheel_over_a_large_drawing_moves_the_page_until_the_reader_is_in_it(s
     assert page.evaluate("scrollY") == 200
 
 
-def test_a_page_prints_the_drawing_whole_and_without_its_bar(shown: Open) -> None:
+def test_a_page_prints_the_drawing_whole_and_without_its_bar(shown: Any) -> None:
     page = shown(nested(), wait=BOX)
     page.get_by_role("button", name="zoom in").click()
     page.emulate_media(media="print")
@@ -168,7 +166,7 @@ def test_a_page_prints_the_drawing_whole_and_without_its_bar(shown: Open) -> Non
     )
 
 
-def test_without_a_script_the_drawing_and_the_insides_are_there(watch: Open, tmp_path: Path) -> None:
+def test_without_a_script_the_drawing_and_the_insides_are_there(watch: Any, tmp_path: Path) -> None:
     page = watch(java_script_enabled=False).page
     nested().save(tmp_path / "graph.html")
     page.goto((tmp_path / "graph.html").as_uri())

@@ -22,10 +22,10 @@ from torch import nn
 import accumviz as av
 from accumviz.ledger.file import LedgerFileError
 from accumviz.recorder.recording import Recording
+from tests.conftest import ROOT
 from tests.light import LIGHT
 from tests.thorough import THOROUGH
 
-ROOT = Path(__file__).resolve().parents[2]
 POSIX = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork, and no limits")
 
 OPENING = f"""{LIGHT}

@@ -5,14 +5,13 @@ import json
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.recorder import on_second_device as checks
 
-ROOT = Path(__file__).resolve().parents[2]
 # The device can be registered once in a process, before its first backward.
 _RUN = """
 import json, traceback

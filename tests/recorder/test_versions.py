@@ -4,7 +4,6 @@ import contextlib
 import math
 import re
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +12,8 @@ from torch import nn
 from torch._C._autograd import SavedTensor
 
 import accumviz as av
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 # Nothing makes a newer torch hide what graphs saved, so the torch that runs these tests decides what must hold.
 SAYS_WHAT_GRAPHS_SAVED = hasattr(SavedTensor, "data")
 
