@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import posixpath
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,12 @@ OPENING = """> **{book}**, {place}, as a notebook
 >
 > It needs a Python with PyTorch, Matplotlib and anywidget, as Colab has it. The first cell with code installs the
 > rest, from the last."""
+# A viewer that runs nothing shows no output. This picture, 4 KB, is the front page's, by `make screenshots`.
+COVER = Path(__file__).with_name("cover.png")
+CAPTION = """![A weight climbs its loss from side to side.](attachment:cover.png)
+
+*The book in a picture: no loss was divided by the number of micro-batches, so each step is too long, and the loss
+climbs.*"""
 
 
 def is_notebook(app: Sphinx, pagename: str) -> bool:
@@ -104,6 +111,7 @@ def to_notebook(app: Sphinx, pagename: str, brought: dict[str, wheels.Wheel], ve
     opening = OPENING.format(book=app.config.html_title, place=place)
     first, last = ends(cells, brought)
     written = [new_markdown_cell(opening), *converted(cells, book)]
+    show_cover(written[1])
     # Who only looks at a notebook begins with its title, not with code.
     written.insert(next(i for i, cell in enumerate(written) if cell.cell_type == "code"), first)
     if references := book.references():
@@ -121,6 +129,13 @@ def to_notebook(app: Sphinx, pagename: str, brought: dict[str, wheels.Wheel], ve
     )
     nbformat.validate(notebook)
     return notebook
+
+
+def show_cover(cell: Any) -> None:
+    """Put the cover under the title and the paragraph that follows."""
+    parts = cell.source.split("\n\n")
+    cell.source = "\n\n".join([*parts[:2], CAPTION, *parts[2:]])
+    cell["attachments"] = {COVER.name: {"image/png": base64.b64encode(COVER.read_bytes()).decode()}}
 
 
 def ends(cells: list[Any], brought: dict[str, wheels.Wheel]) -> tuple[Any, Any]:

@@ -2,7 +2,8 @@
 
 `python tests/book/screenshots.py [PART OF A PAGE'S NAME ...]` writes screenshots/index.html: each widget in each of
 its states, and each screenful, at their own size and no taller than 1,200 px; in light, in dark and at 375 px.
-With `--readme` it only renews assets/opening-*.webp: the front page's figure as it plays, from the book's recording.
+With `--readme` it only renews assets/opening-*.webp: the front page's figure as it plays, from the book's recording;
+its last moment, _static/opening.png; and of that the weight alone, the notebooks' cover.
 """
 
 from __future__ import annotations
@@ -139,6 +140,8 @@ def readme(site: Path = SITE, target: Path = ROOT / "assets") -> None:
             print(f"{path.name}: {path.stat().st_size / 1000:.0f} KB")
             if mode == "light":  # what a link to the front page shows elsewhere
                 frames[-1].save(ROOT / "_static" / "opening.png", optimize=True)
+                cover = Image.open(io.BytesIO(hero.locator("figure").last.screenshot())).convert("RGB")
+                cover.quantize(8).save(ROOT / "_ext" / "wherebook" / "cover.png", optimize=True)
             page.close()
 
 

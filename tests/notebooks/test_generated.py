@@ -19,7 +19,9 @@ HIDING = {"hide-input", "hide-cell", "remove-input"}
 # Fences, code between backticks (but not a role's), formulas.
 PARTS = r"^(`{3,})[^`\n]*\n.*?^\1$", r"(?<!\})(`+)(?!`).+?(?<!`)\2(?!`)", r"\$\$.*?\$\$", r"\$[^$]+\$"
 CODE = re.compile("|".join(PARTS), re.DOTALL | re.MULTILINE)
-MYST = re.compile(r"\{[\w:+-]+\}`|^ *:{3,}|^ *[`~]{3,} *\{|^\([\w:.-]+\)=|^:[\w-]+:|\]\((?!https?:)|\]\{", re.MULTILINE)
+MYST = re.compile(
+    r"\{[\w:+-]+\}`|^ *:{3,}|^ *[`~]{3,} *\{|^\([\w:.-]+\)=|^:[\w-]+:|\]\((?!https?:|attachment:)|\]\{", re.MULTILINE
+)
 
 
 def words(notebook: Any) -> str:
