@@ -1051,12 +1051,21 @@ def test_every_rule_has_its_entry_in_the_reference(monkeypatch: pytest.MonkeyPat
     assert "\n  Read: https://example.org/book/api.html#rule-loss-not-divided" in repr(report)
 
 
-def test_a_finding_under_a_framework_names_its_setting() -> None:
+@pytest.mark.parametrize(
+    ("via", "source", "named"),
+    [
+        ("transformers/trainer.py:1", "trainer.train()", "gradient_accumulation_steps"),
+        ("accelerate/accelerator.py:1", "accelerator.backward(loss)", "gradient_accumulation_steps"),
+        ("lightning/pytorch/core/module.py:1", "trainer.fit(model)", "accumulate_grad_batches"),
+        ("lightning/pytorch/core/module.py:1", "self.manual_backward(loss)", None),  # Lightning divides nothing there
+    ],
+)
+def test_a_finding_under_a_framework_names_its_setting(via: str, source: str, named: str | None) -> None:
     play = windows(4, 4, factor=1 / 16)
     for row in play.rows:
-        row["via"] = "transformers/trainer.py:1"
+        row |= {"via": via, "source": source}
     [finding] = av.check(play.ledger).findings
-    assert finding.evidence["setting"] == "gradient_accumulation_steps"
+    assert finding.evidence.get("setting") == named
 
 
 def test_a_report_is_text_json_and_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -384,9 +384,8 @@ class LedgerAnalysis:
         if at.kind == "edit" and not at.line and step is not None:
             at = self.ledger[step]
             cause += " That is done by hand, before this step."
-        given = setting(self.ledger[event].via, self.ledger.sources)
-        if given:
-            evidence = {**evidence, "setting": given}
+        if given := setting(self.ledger[event], self.ledger.sources):
+            evidence = evidence | {"setting": given}
         return Finding(
             "",
             severity,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from accumviz import arguments
+from accumviz.ledger.events import Event
 from accumviz.show import Displayed, counted, encoded, literal, save_result
 
 # What the rules are, beside each other: a page of the book, which includes the page beside this module.
@@ -331,20 +332,18 @@ def address(rule: str) -> str:
     return f"{book.rstrip('/')}/{_REFERENCE}.html#rule-{rule}" if book else ""
 
 
-def setting(via: str, sources: Mapping[str, str]) -> str:
+def setting(event: Event, sources: Mapping[str, str]) -> str:
     """Return the setting by which a framework accumulates, and the user's line that gives it, if the ledger has that.
 
-    >>> setting("lightning/pytorch/core/module.py:7", {"a.py": "trainer = L.Trainer(accumulate_grad_batches=4)"})
-    'accumulate_grad_batches=4 in line 1 of a.py'
+    Lightning's does not hold in a loop that calls `backward` itself.
     """
-    name = _SETTINGS.get(via.partition("/")[0], "")
-    if not name:
+    name = _SETTINGS.get(event.via.partition("/")[0])
+    if not name or (name == "accumulate_grad_batches" and "backward(" in event.source):
         return ""
     given = re.compile(rf"\b{name}[\"']?\s*[=:]\s*([\w.]+)")
     for file, text in sources.items():
         for number, line in enumerate(text.splitlines(), 1):
-            match = given.search(line)
-            if match:
+            if match := given.search(line):
                 return f"{name}={match[1]} in line {number} of {file}"
     return name
 
