@@ -265,7 +265,7 @@ def overlap(
     start: Setting,
     layer: int,
 ) -> Overlap:
-    """Keep the shortest of the windows that two ranks noted for each setting, and show it.
+    """Keep the window of median length of those that two ranks noted for each setting, and show it.
 
     `returned` holds for each rank its windows by setting; a window is the notes of one rank. A note is what
     happened, the micro-batch, layer or bucket that it happened to, and the time: "forward" and "backward" begin,
@@ -275,7 +275,8 @@ def overlap(
     runs = {}
     for setting in returned[0]:
         windows = zip(*(rank[setting] for rank in returned), strict=True)
-        runs[setting] = min(windows, key=_length)
+        by_length = sorted(windows, key=_length)
+        runs[setting] = by_length[len(by_length) // 2]
     return Overlap(runs, start, layer)
 
 
