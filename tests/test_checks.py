@@ -745,7 +745,7 @@ def test_means_over_elements_of_nearly_equal_numbers_are_no_error(sizes: tuple[i
     (finding,) = report.findings
     wrong = sum(abs(1 / 4 - n / sum(sizes)) for n in sizes) / 2
     assert (finding.rule, finding.severity) == ("token-mean-of-means", severity)
-    assert finding.evidence["part of the weight on other elements than in one large batch"] == pytest.approx(wrong)
+    assert finding.evidence["part of the weight to move for all to weigh the same"] == pytest.approx(wrong)
     assert report.healthy == (severity == "note")
 
 

@@ -389,9 +389,7 @@ def token_mean_of_means(analysis: LedgerAnalysis, shares: WindowShares) -> Findi
             "elements": list(worst.sizes),
             "weight per element, before any clip": list(worst.each),
             "largest over smallest": _ratio(worst),
-            "part of the weight on other elements than in one large batch": _misplaced(
-                worst
-            ),
+            "part of the weight to move for all to weigh the same": _misplaced(worst),
         },
         cause=(
             f"Each loss is a mean over its own elements, here {smallest:g} to {largest:g} of them: an element of the "
@@ -430,7 +428,7 @@ def _ratio(share: WindowShare) -> float:
 
 
 def _misplaced(share: WindowShare) -> float:
-    """Return how much of a step's weight lies on other elements than in one large batch."""
+    """Return the part of a step's weight that would have to move for all elements to weigh the same."""
     many = sum(share.sizes)
     pairs = zip(share.weights, share.sizes, strict=True)
     return sum(abs(w / share.total - n / many) for w, n in pairs) / 2
