@@ -18,7 +18,9 @@ import accumviz as av
 from accumviz.checks.check import RULES
 from accumviz.cli import main
 from accumviz.ledger.events import Parameter
+from tests.by_hand import term
 from tests.light import LIGHT
+from tests.toys import W, backward
 
 ROOT = Path(__file__).resolve().parents[1]
 # A right loop in windows of two; every script ends with its weights on stdout, to the last bit.
@@ -104,24 +106,18 @@ train(m, o)
 os.kill(os.getpid(), signal.SIGKILL)
 """,
 }
+NAMED = "loss-not-divided"
 # backward, step and zero_grad of one training, loader's beginning and end with them
 WHOLE = ["loader", *["backward", "backward", "step", "zero_grad"] * 2, "loader"]
 
 
 def start(folder: Path, *command: str, **env: str) -> subprocess.Popen[str]:
     folder.mkdir(exist_ok=True)
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [sys.executable, *command],
-        cwd=folder,
-        env={**os.environ, **env},
-        stdin=subprocess.PIPE,
-        stdout=pipe,
-        stderr=pipe,
-        text=True,
-        # Whoever runs the tests in the background has had them ignore it.
-        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler),
-    )
+    pipe: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    # Whoever runs the tests in the background has had them ignore it.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    command = (sys.executable, *command)
+    return subprocess.Popen(command, cwd=folder, env=os.environ | env, text=True, preexec_fn=heed, **pipe)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -217,14 +213,12 @@ def test_what_cannot_be_done_is_said_before_the_script_runs(tmp_path: Path) -> N
 
 def test_a_module_runs_as_with_dash_m(tmp_path: Path) -> None:
     (tmp_path / "pack").mkdir()
-    (tmp_path / "pack" / "__init__.py").write_text("")
-    (tmp_path / "pack" / "other.py").write_text("x = 5\n")
     said = "import sys\nfrom .other import x\nprint(x, sys.argv, __package__, __spec__.name, sys.path[0])\n"
-    (tmp_path / "pack" / "go.py").write_text(said)
+    for name, text in (("__init__", ""), ("other", "x = 5\n"), ("go", said)):
+        (tmp_path / "pack" / f"{name}.py").write_text(text)
     expected = ran(tmp_path, "-m", "pack.go", "--a", "--", "b")
     got = ran(tmp_path, "-m", "accumviz", "run", "-m", "pack.go", "--a", "--", "b")
-    assert got[:2] == expected[:2]
-    assert expected[0] == 0
+    assert expected[0] == 0 and got[:2] == expected[:2]
 
 
 UNDIVIDED = LIGHT + HEAD.replace(" / 2", "") + SCRIPTS["plain"]
@@ -381,20 +375,14 @@ def test_a_narrow_encoding_ends_no_command(encoding: str, tmp_path: Path) -> Non
 
 def ledger(rank: int | None = None, *, wrong: bool = False, comment: str = "") -> av.Ledger:
     """Three windows of two; wrong ones are not divided."""
-    factor = 1.0 if wrong else 0.5
-    term = {"op": "MseLossBackward0", "reduction": "mean", "elements": 4, "factor": factor, "unknown": ""}
-    about = {"kind": "backward", "label": "loss", "file": "train.py", "line": 3, "source": f"loss.backward(){comment}"}
-    rows: list[dict[str, Any]] = []
-    for _ in range(3):
-        both = (
-            {**about, "contribution": {"w": 1.0}, "grad": {"w": k}, "details": {"terms": [term]}} for k in (1.0, 2.0)
-        )
-        rows += both
-        details = {"optimizer": "o", "optimizer_index": 0, "lr": [0.1]}
-        rows += [{"kind": "step", "label": "o", "details": details, "grad": {"w": 2.0}}]
-        rows += [{"kind": "zero_grad", "label": "o"}]
+    known = {"terms": [term(4, 1.0 if wrong else 0.5, op="MseLossBackward0")]}
+    about = {"file": "train.py", "line": 3, "source": f"loss.backward(){comment}", "details": known}
+    details = {"optimizer": "o", "optimizer_index": 0, "lr": [0.1]}
+    rows = [backward(1.0, k, **about) for k in (1.0, 2.0)]
+    rows.append({"kind": "step", "label": "o", "details": details, "grad": {"w": 2.0}})
+    rows.append({"kind": "zero_grad", "label": "o"})
     meta = {"optimizers": ["o"]} | ({} if rank is None else {"rank": rank, "ranks": 2})
-    return av.Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows, meta=meta)
+    return av.Ledger.build([W], rows * 3, meta=meta)
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -412,26 +400,18 @@ def test_check_judges_the_files_of_all_ranks_as_one(tmp_path: Path, capsys: pyte
     for rank, file in enumerate(files):
         ledger(rank).save(file)
     code, out, err = said(capsys, "check", *files)
-    assert code == 0
-    assert err == ""
-    assert "12 backwards" in " ".join(out.split())
+    assert (code, err) == (0, "") and "12 backwards" in " ".join(out.split())
     code, out, err = said(capsys, "check", files[1])
-    assert code == 0
-    assert "rank 1 of 2" in err
-    assert "6 backwards" in " ".join(out.split())
+    assert code == 0 and "rank 1 of 2" in err and "6 backwards" in " ".join(out.split())
     assert said(capsys, "check", files[0], files[0])[0] == 2
 
 
 def test_check_fails_where_it_was_asked_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ledger(wrong=True).save(tmp_path / "x.ledger")
     code, out, _ = said(capsys, "check", "--json", tmp_path / "x.ledger")
-    assert code == 0
-    assert [finding["rule"] for finding in json.loads(out)["findings"]] == ["loss-not-divided"]
-    assert said(capsys, "check", "--fail-on", "warning", tmp_path / "x.ledger")[0] == 1
-    assert said(capsys, "check", "--fail-on", "error", tmp_path / "x.ledger")[0] == 0
-
-
-NAMED = "loss-not-divided"
+    assert (code, [finding["rule"] for finding in json.loads(out)["findings"]]) == (0, [NAMED])
+    for least, fails in (("warning", 1), ("error", 0)):
+        assert said(capsys, "check", "--fail-on", least, tmp_path / "x.ledger")[0] == fails
 
 
 def test_a_comment_that_ignores_no_rule_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -515,12 +495,9 @@ def test_files_that_cannot_be_judged_are_told_from_those_that_are_well(
     cut = tmp_path / "cut.ledger"
     cut.write_bytes(whole.read_bytes()[:-8])
     code, out, _ = said(capsys, "check", cut)
-    assert code == 0
-    assert "no verdict" in out
-    assert "incomplete" in out
+    assert code == 0 and "no verdict" in out and "incomplete" in out
     code, _, err = said(capsys, "check", "--fail-on", "error", cut)
-    assert code == 3
-    assert err.startswith("accumviz: --fail-on error fails: ")
+    assert code == 3 and err.startswith("accumviz: --fail-on error fails: ")
     newer = tmp_path / "newer.ledger"
     _, _, rest = whole.read_bytes().partition(b"\n")
     newer.write_bytes(b"accumviz 99\n" + rest)
@@ -529,8 +506,7 @@ def test_files_that_cannot_be_judged_are_told_from_those_that_are_well(
         for command in (["check"], ["view", "--no-open"], ["export", "--to", "csv"]):
             code, out, err = said(capsys, *command, bad)
             assert (code, out) == (2, ""), bad
-            assert err.startswith("accumviz: ")
-            assert "Traceback" not in err
+            assert err.startswith("accumviz: ") and "Traceback" not in err
     assert said(capsys, "check", whole, cut)[0] == 2  # neither is a rank's
 
 
@@ -566,10 +542,9 @@ def test_of_a_strangers_file_nothing_raw_is_written_and_nothing_it_names_is_open
 ) -> None:
     said_by_file = {"name": "w", "ended": "exit"} | STRANGERS[how]
     name, ended_by = said_by_file.pop("name"), said_by_file.pop("ended")
-    term = {"op": name, "reduction": "mean", "elements": 4, "factor": 1.0, "unknown": ""}
     details = {"optimizer": name, "optimizer_index": 0, "lr": [0.1]}
     about = {"label": name, "line": 1, "source": "loss.backward()", **said_by_file}
-    added = {"kind": "backward", **about, "details": {"terms": [term]}, "contribution": {name: 1.0}}
+    added = {"kind": "backward", **about, "details": {"terms": [term(4, 1.0, op=name)]}, "contribution": {name: 1.0}}
     stepped = {"kind": "step", **about, "details": details, "grad": {name: 2.0}}
     rows = [row | {"grad": {name: 1.0}} for row in (added, added, stepped, {"kind": "zero_grad"})] * 3
     meta = {"optimizers": [name], "ended": ended_by, "notes": [name]}
@@ -614,17 +589,16 @@ def test_view_writes_the_player_beside_the_file_and_opens_it(
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or True)
-    ledger().save(tmp_path / "x.ledger")
-    assert said(capsys, "view", tmp_path / "x.ledger") == (0, "", "")
-    assert opened == [(tmp_path / "x.ledger.html").as_uri()]
-    code, out, _ = said(capsys, "view", "--no-open", tmp_path / "x.ledger")
-    assert code == 0
-    assert out == f"{tmp_path / 'x.ledger.html'}\n"
-    written = datetime.fromtimestamp((tmp_path / "x.ledger").stat().st_mtime).astimezone()
-    player = av.play(av.load(tmp_path / "x.ledger"))
+    file, page = tmp_path / "x.ledger", tmp_path / "x.ledger.html"
+    ledger().save(file)
+    assert said(capsys, "view", file) == (0, "", "")
+    assert opened == [page.as_uri()]
+    assert said(capsys, "view", "--no-open", file)[:2] == (0, f"{page}\n")
+    written = datetime.fromtimestamp(file.stat().st_mtime).astimezone()
+    player = av.play(av.load(file))
     player.report = av.check(player.ledger)
     player.about = f"{written:%Y-%m-%d %H:%M} · K = 2 · 3 steps"
-    assert player.to_html() in Path(out.strip()).read_text("utf-8")
+    assert player.to_html() in page.read_text("utf-8")
 
 
 def test_exports_hold_every_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -646,25 +620,15 @@ def test_exports_hold_every_event(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_rank_writes_a_file_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LIGHT + HEAD + SCRIPTS["plain"])
     code, _, err = ran(tmp_path, "-m", "accumviz", "run", "train.py", RANK="1", WORLD_SIZE="2")
-    assert code == 0
-    assert "train.rank1.ledger" in err
+    assert code == 0 and "train.rank1.ledger" in err
     assert av.load(tmp_path / "train.rank1.ledger").meta["rank"] == 1
 
 
 def test_compare_says_how_far_two_files_are_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = []
-    for name, factor in (("a", 2.0), ("b", 1.0)):
-        row = {"kind": "backward", "contribution": {"w": factor}, "grad": {"w": factor}}
-        ledger = av.Ledger.build(
-            [Parameter("w", (1,), optimizers=(0,))], [row, {"kind": "step", "grad": {"w": factor}}]
-        )
-        files.append(str(tmp_path / f"{name}.ledger"))
-        ledger.save(files[-1])
-    main(["compare", *files])
-    assert "the gradient is off by 100 % at step 1" in capsys.readouterr().out
-    main(["compare", *files, "--json"])
-    assert json.loads(capsys.readouterr().out)["relative"] == 1.0
-    with pytest.raises(SystemExit) as left:
-        main(["compare", files[0], str(tmp_path / "none.ledger")])
-    assert left.value.code == 2
-    assert "none.ledger" in capsys.readouterr().err
+    files = [tmp_path / "a.ledger", tmp_path / "b.ledger"]
+    for file, grad in zip(files, (2.0, 1.0), strict=True):
+        av.Ledger.build([W], [backward(grad, grad), {"kind": "step", "grad": {"w": grad}}]).save(file)
+    assert "the gradient is off by 100 % at step 1" in said(capsys, "compare", *files)[1]
+    assert json.loads(said(capsys, "compare", *files, "--json")[1])["relative"] == 1.0
+    code, _, err = said(capsys, "compare", files[0], tmp_path / "none.ledger")
+    assert code == 2 and "none.ledger" in err
