@@ -78,7 +78,8 @@ def ledger_of(ledger: Any) -> dict[str, Any]:
             if parameter.numel <= 4:
                 with warnings.catch_warnings(action="ignore"):
                     cell |= elements(ledger, e, p)
-            row.setdefault("parameters", {})[where(parameter)] = plain(cell | {"live": ledger.live(e, p)})
+            name = parameter.name if parameter.rank is None else f"{parameter.name} of rank {parameter.rank}"
+            row.setdefault("parameters", {})[name] = plain(cell | {"live": ledger.live(e, p)})
         events.append(row)
     return {
         "complete": ledger.complete,
@@ -88,10 +89,6 @@ def ledger_of(ledger: Any) -> dict[str, Any]:
         "windows": [fields(window) for window in ledger.windows()],
         "events": events,
     }
-
-
-def where(parameter: Any) -> str:
-    return parameter.name if parameter.rank is None else f"{parameter.name} of rank {parameter.rank}"
 
 
 def elements(ledger: Any, event: int, parameter: int) -> dict[str, Any]:
@@ -263,12 +260,9 @@ def write(out: Path, loops: dict[str, dict[str, Any]]) -> None:
             save(out, name, left)
 
 
-def slug(name: str) -> str:
-    return re.sub(r"[^\w()=,.-]+", "_", name)[:120] + hashlib.sha256(name.encode()).hexdigest()[:6]
-
-
 def save(out: Path, name: str, left: dict[str, Any]) -> None:
-    (out / f"{slug(name)}.json").write_text(json.dumps({"loop": name, **left}, indent=1, ensure_ascii=False))
+    slug = re.sub(r"[^\w()=,.-]+", "_", name)[:120] + hashlib.sha256(name.encode()).hexdigest()[:6]
+    (out / f"{slug}.json").write_text(json.dumps({"loop": name, **left}, indent=1, ensure_ascii=False))
 
 
 def packed(loops: dict[str, dict[str, Any]]) -> str:

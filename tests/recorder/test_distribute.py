@@ -25,19 +25,12 @@ from tests.light import LIGHT
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def descendants() -> list[psutil.Process]:
-    """The Python processes below this one: a test's browser is no rank."""
-    below = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
-    return [p for p in below if "python" in p.name().lower()]
-
-
 def ranks_left() -> list[psutil.Process]:
-    """The processes below the one that forks ranks, which stays, and below this one."""
-    return [
-        p
-        for p in descendants()
-        if not any("forkserver" in part or "tracker" in part for part in p.cmdline()) or p.parent() != psutil.Process()
-    ]
+    """The Python processes below this one, and below the one that forks ranks, which stays."""
+    below = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    stays = [p for p in below if any("forkserver" in part or "tracker" in part for part in p.cmdline())]
+    # A test's browser is no rank.
+    return [p for p in below if "python" in p.name().lower() and (p not in stays or p.parent() != psutil.Process())]
 
 
 def in_notebook(source: str, name: str, **known: Any) -> Any:
@@ -79,17 +72,13 @@ def world() -> World:
     return av.distribute(train, ranks=2)
 
 
-def test_each_rank_returns_its_value_and_its_ledger(world: World) -> None:
+def test_each_rank_returns_its_value_and_its_ledger_and_the_merged_one_has_a_row_for_each(world: World) -> None:
     assert [ledger.values("w").ravel().tolist() for ledger in world.ledgers if ledger] == [[-32.0], [-8.0]]
     assert [repr([*ledger]) for ledger in world.ledgers if ledger] == list(world.returned)
     assert [ledger.meta["rank"] for ledger in world.ledgers if ledger] == [0, 1]
-
-
-def test_the_merged_ledger_has_a_row_for_each_rank(world: World) -> None:
-    merged = world.ledger
-    assert [(p.name, p.rank) for p in merged.parameters] == [("rank 0 · w", 0), ("rank 1 · w", 1)]
-    assert [(e.kind, e.rank) for e in merged] == [("backward", 0), ("backward", 1)]
-    assert merged.values("rank 1 · w").ravel()[-1] == -8.0
+    assert [(p.name, p.rank) for p in world.ledger.parameters] == [("rank 0 · w", 0), ("rank 1 · w", 1)]
+    assert [(e.kind, e.rank) for e in world.ledger] == [("backward", 0), ("backward", 1)]
+    assert world.ledger.values("rank 1 · w").ravel()[-1] == -8.0
 
 
 def test_the_ranks_have_one_thread_torchruns_variables_and_those_set_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,6 +256,5 @@ def test_torchrun_gives_the_same_ledger_as_a_notebook(tmp_path: Path) -> None:
 
 
 def described(ledger: Ledger) -> list[Any]:
-    return [(e.kind, e.rank, e.label, e.line, e.source, str(e.loss), dict(e.details)) for e in ledger] + [
-        ledger.parameters
-    ]
+    rows = [(e.kind, e.rank, e.label, e.line, e.source, str(e.loss), dict(e.details)) for e in ledger]
+    return [*rows, ledger.parameters]

@@ -45,9 +45,16 @@ path = sys.argv[1]
 """
 
 
-def run(script: str, path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def started(script: str, path: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, *options, "-c", OPENING + textwrap.dedent(script), str(path)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(script: str, path: Path, *options: str) -> tuple[int, str, str]:
+    """What a script ends with, prints, and complains of."""
+    process = started(script, path, *options)
+    out, err = process.communicate(timeout=280)
+    return process.returncode, out, err
 
 
 @pytest.fixture
@@ -138,15 +145,14 @@ recording = av.record(model, optimizer, path=path).start()
 train(20)
 {textwrap.dedent(rest)}
 """
-    done = run(script, path, "-X", "dev", "-W", "ignore::DeprecationWarning")
-    assert (done.returncode, done.stdout) == (code, ""), done.stderr
-    last = done.stderr.strip().splitlines()[-1:]
-    assert last == (["KeyError: 'mine'"] if code == 1 else []), done.stderr
+    *done, err = run(script, path, "-X", "dev", "-W", "ignore::DeprecationWarning")
+    assert done == [code, ""], err
+    assert err.strip().splitlines()[-1:] == (["KeyError: 'mine'"] if code == 1 else []), err
     ledger = av.load(path)
     assert (len(ledger), ledger.complete, ledger.meta["ended"]) == (events, True, ended)
     if "daemon" in end:
-        assert len(av.load(f"{path}.thread")) == 60
-        assert av.load(f"{path}.thread").complete
+        thread = av.load(f"{path}.thread")
+        assert (len(thread), thread.complete) == (60, True)
 
 
 @POSIX
@@ -167,12 +173,8 @@ def test_killed_at_any_moment_a_file_loads_and_misses_at_most_a_second_of_traini
     rng = random.Random(0)
     kills = int(os.environ.get("ACCUMVIZ_KILLS", "12" if THOROUGH else "3"))
     for batch in range(-(-kills // 3)):
-        ran = []
-        for each in range(3):
-            path = tmp_path / f"{batch}-{each}.ledger"
-            command = [sys.executable, "-c", OPENING + textwrap.dedent(script), str(path)]
-            ran.append((path, subprocess.Popen(command, cwd=ROOT)))
-        for path, process in ran:
+        paths = [tmp_path / f"{batch}-{each}.ledger" for each in range(3)]
+        for path, process in [(path, started(script, path)) for path in paths]:
             told = Path(f"{path}.told")
             while not told.exists() or not told.read_text():
                 assert process.poll() is None
@@ -188,7 +190,7 @@ def test_killed_at_any_moment_a_file_loads_and_misses_at_most_a_second_of_traini
                 late += time.time() - asleep - 0.02
             process.kill()
             killed = time.time()
-            process.wait()
+            process.communicate()
             ledger = av.load(path)
             assert not ledger.complete and av.check(ledger).verdict == "no verdict"
             # As long as this process was kept from waking, that one may have been kept from writing.
@@ -219,8 +221,8 @@ def test_a_fork_leaves_the_file_to_its_parent(by: str, path: Path) -> None:
             for (x,) in torch.utils.data.DataLoader(data, 1, num_workers=2):
                 train(1)
     """
-    done = run(script, path)
-    assert (done.returncode, done.stderr) == (0, "")
+    code, _, err = run(script, path)
+    assert (code, err) == (0, "")
     ledger = av.load(path)
     assert len(ledger) == 600 + 2 * (by == "DataLoader")  # it begins and ends
     assert ledger.complete
@@ -266,7 +268,9 @@ def test_a_recording_without_a_name_touches_no_disk(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
-def full_from(size: int) -> Iterator[None]:
+@contextlib.contextmanager
+def full(size: int) -> Iterator[None]:
+    """A disk on which no file may become longer than this."""
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -277,9 +281,6 @@ def full_from(size: int) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-
-
-full = contextlib.contextmanager(full_from)
 
 
 @POSIX
@@ -358,9 +359,7 @@ def test_a_file_that_is_not_there_any_more_is_said_so(path: Path) -> None:
         loop.train()
     path.rename(path.with_name("elsewhere"))
     assert repr(recording) == "Recording (closed): 30 events × 2 parameters"
-    with pytest.raises(
-        LedgerFileError, match=r"run.ledger', which holds what was recorded, was moved or changed since"
-    ):
+    with pytest.raises(LedgerFileError, match=r"run.ledger', which holds what was recorded, was moved or changed"):
         _ = recording.ledger
 
 

@@ -65,9 +65,9 @@ GONE = [_released, _shortened, _empty, _behind_the_end]
 THERE = [_given_back, _swapped, _shared]
 
 
-def _with_another_grad(change: Callable[[Tensor], Tensor], dtype: torch.dtype, size: int) -> av.Ledger:
+def _replaced(change: Callable[[Tensor], Tensor], dtype: str, size: int) -> None:
     """Train once after `.grad` was replaced by hand: what it holds is looked at before the gradient is zeroed."""
-    weight = torch.nn.Parameter(torch.ones(size, dtype=dtype))
+    weight = torch.nn.Parameter(torch.ones(size, dtype=getattr(torch, dtype)))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     with av.record(weight, optimizer) as recording:
         weight.abs().sum().backward()
@@ -76,11 +76,7 @@ def _with_another_grad(change: Callable[[Tensor], Tensor], dtype: torch.dtype, s
         optimizer.zero_grad()
         weight.abs().sum().backward()
         optimizer.step()
-    return recording.ledger
-
-
-def _replaced(change: Callable[[Tensor], Tensor], dtype: str, size: int) -> None:
-    ledger = _with_another_grad(change, getattr(torch, dtype), size)
+    ledger = recording.ledger
     if change is not _given_back:
         assert [event.kind for event in ledger] == ["backward", "edit", "zero_grad", "backward", "step"], str(ledger)
         norm = ledger.grad[1, 0]
