@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from accumviz.book import explore as module
-from accumviz.book import runs
 from accumviz.book.explore import Explorer, explore
 from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
@@ -151,34 +150,34 @@ def test_gradients_are_compared_at_steps_and_none_is_not_zero() -> None:
         {"kind": "step"},
     ]
     ledger = Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)
-    assert runs.gradients(ledger) == {
+    assert module.gradients(ledger) == {
         "of": ["w", 1],
         "exact": True,
         "end": False,
         "steps": 2,
         "rows": [[1.0], [None]],
     }
-    assert runs.gradients(Ledger.build([], []))["rows"] == []
+    assert module.gradients(Ledger.build([], []))["rows"] == []
 
 
 def test_what_another_optimizer_owns_is_no_part_of_a_step() -> None:
     rows = [{"kind": "step", "details": {"optimizer_index": i}, "grad": {"g": 1.0, "d": 2.0}} for i in (0, 1)]
     ledger = Ledger.build([Parameter("g", (1,), optimizers=(0,)), Parameter("d", (1,), optimizers=(1,))], rows)
-    assert runs.gradients(ledger)["rows"] == [[1.0, None], [None, 2.0]]
-    assert runs.key_figures(ledger)[-1] == ("gradient of the last step", "‖·‖ 2")
+    assert module.gradients(ledger)["rows"] == [[1.0, None], [None, 2.0]]
+    assert module.key_figures(ledger)[-1] == ("gradient of the last step", "‖·‖ 2")
 
 
 def test_no_bit_is_lost_before_two_gradients_are_called_equal() -> None:
     near = [float(np.float32(1.1)), float(np.nextafter(np.float32(1.1), np.float32(2)))]
     ledgers = [Ledger.build([Parameter("w", (1,))], [{"kind": "step", "grad": {"w": value}}]) for value in near]
-    assert [json.loads(json.dumps(runs.gradients(ledger)))["rows"] for ledger in ledgers] == [[[x]] for x in near]
+    assert [json.loads(json.dumps(module.gradients(ledger)))["rows"] for ledger in ledgers] == [[[x]] for x in near]
 
 
 def test_of_larger_models_the_norms_are_compared_and_of_long_runs_the_first_steps() -> None:
     sizes = {"a": 200, "b": 100, "c": 3}
     rows = [{"kind": "step", "grad": {name: np.full(n, 2.0) for name, n in sizes.items()}} for _ in range(400)]
     ledger = Ledger.build([Parameter(name, (n,)) for name, n in sizes.items()], rows)
-    told = runs.gradients(ledger)
+    told = module.gradients(ledger)
     assert (told["of"], told["exact"], told["steps"]) == (["a", 200, "b", 100, "c", 3], False, 400)
     assert [len(row) for row in told["rows"]] == [3] * 341
     assert told["rows"][0][0] == pytest.approx(2 * 200**0.5)

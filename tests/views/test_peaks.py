@@ -1,6 +1,6 @@
 """The picture of a step's memory as data: the order in which its runs travel, and the words for its peaks."""
 
-from accumviz.book.peaks import Moment, Peaks
+from accumviz.book.memory import Moment, Peaks
 
 MIB = 2**20
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from accumviz.book.sharding import Moment, Sharding
+from accumviz.book.memory import Sharding, ShardMoment
 
 
-def moments(sync: bool = True, reshard: bool = True) -> list[Moment]:
+def moments(sync: bool = True, reshard: bool = True) -> list[ShardMoment]:
     """Two micro-batches of one layer of 8 bytes on two ranks: its shard, gathered, whole gradient, averaged one."""
-    window: list[Moment] = []
+    window: list[ShardMoment] = []
     averaged = waiting = 0
     for k in (1, 2):
         held = [(0, waiting), (8, waiting)]

@@ -1,11 +1,11 @@
-"""Show how FSDP's shards breathe: what each rank holds of each layer, and the memory that it takes."""
+"""Show the memory of one training step: what is alive on one device, for several K, and what FSDP's ranks hold."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,67 @@ from accumviz.show import counted, escape
 from accumviz.views.player import Picture
 from accumviz.views.style import size
 
+# What is alive, from the bottom of the picture to its top.
+KINDS = (
+    "weights",
+    "optimizer state",
+    "gradients",
+    "saved tensors",
+    "recomputed tensors",
+    "gradients of activations",
+)
+
+
+class Moment(NamedTuple):
+    """The bytes of each kind after one operation, of which micro-batch, in which phase of the step."""
+
+    operation: str
+    phase: str
+    micro_batch: int
+    alive: tuple[int, ...]
+
+
+@dataclass(eq=False, repr=False)
+class Peaks(Picture):
+    """Runs of one step by K and by whether it used checkpoints, under a line that says what a device holds.
+
+    `gpu` is where the line begins, in bytes.
+    """
+
+    runs: Mapping[tuple[int, bool], Sequence[Moment]]
+    gpu: int
+
+    def __post_init__(self) -> None:
+        self.ks = sorted({k for k, _ in self.runs})
+
+    def peak(self, k: int, checkpoints: bool) -> int:
+        """Return the most bytes that are alive at once."""
+        return max(sum(moment.alive) for moment in self.runs[k, checkpoints])
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What the page is told: for each K the moments of its step, without checkpoints and with them."""
+        ways = []
+        for checkpoints in (False, True):
+            ways.append([self.runs[k, checkpoints] for k in self.ks])
+        return {"kinds": KINDS, "ks": self.ks, "gpu": self.gpu, "runs": ways}
+
+    @property
+    def words(self) -> list[str]:
+        """What the picture shows, in sentences."""
+        sentences = []
+        for k in self.ks:
+            plain, recomputed = self.peak(k, False), self.peak(k, True)
+            sentences.append(
+                f"K = {k}: at most {size(plain)} are alive, with checkpoints {size(recomputed)}."
+            )
+        return sentences
+
+
+# --- how the shards of FSDP breathe --------------------------------------------------------------
+
 # A phase; the bytes of each layer on this rank, by kind; the most bytes of all tensors while these stay.
-Moment = tuple[str, Sequence[Sequence[int]], int]
+ShardMoment = tuple[str, Sequence[Sequence[int]], int]
 SHARD, GATHERED, WHOLE, AVERAGED = range(4)
 # Whether each forward ends with resharding, and whether each micro-batch averages its gradients.
 Setting = tuple[bool, bool]
@@ -52,7 +111,7 @@ class Stripe:
 class Sharding(Picture):
     """The moments of one window on each rank, for each setting, and the most bytes that a rank holds with DDP."""
 
-    runs: Mapping[Setting, Sequence[Sequence[Moment]]]
+    runs: Mapping[Setting, Sequence[Sequence[ShardMoment]]]
     ddp: int
     start: Setting = (True, True)
 
@@ -102,7 +161,7 @@ class Sharding(Picture):
 
     def _memory(
         self,
-        moments: Sequence[Moment],
+        moments: Sequence[ShardMoment],
         ranks: int,
     ) -> Iterator[tuple[str, str]]:
         """Yield what rank 0 holds, kind upon kind, in percent of the most that any setting takes."""
@@ -187,12 +246,12 @@ class Sharding(Picture):
         return shown
 
 
-def _held(moments: Sequence[Moment]) -> np.ndarray:
+def _held(moments: Sequence[ShardMoment]) -> np.ndarray:
     """Return the bytes by moment, layer and kind."""
     return np.array([layers for _, layers, _ in moments])
 
 
-def _lengths(moments: Sequence[Moment]) -> dict[str, int]:
+def _lengths(moments: Sequence[ShardMoment]) -> dict[str, int]:
     """Return how many moments each phase has."""
     phases = groupby(phase for phase, _, _ in moments)
     return {phase: len(list(same)) for phase, same in phases}
@@ -224,7 +283,7 @@ def _boxes(tops: np.ndarray | int, heights: np.ndarray) -> str:
     return path
 
 
-def _said(moments: Sequence[Moment]) -> list[str]:
+def _said(moments: Sequence[ShardMoment]) -> list[str]:
     """Return of each moment what has changed, and what a rank holds."""
     texts = []
     before = moments[0][1]
