@@ -13,29 +13,18 @@ from accumviz.ledger.events import Event
 # Okabe & Ito, "Color Universal Design" (2008): told apart with every common colour vision.
 CYCLE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 
-KIND = {
-    "backward": "#0072B2",
-    "zero_grad": "#D55E00",
-    "step": "#009E73",
-    "clip": "#CC79A7",
-    "unscale": "#E69F00",
-    "sync": "#56B4E9",
-    "edit": "#9A7D0A",
-    "schedule": "#7B5EA7",
-    "loader": "#7A7A7A",
-}
-# Lines are told apart without colour, too: pixels of ink and of ground by turns. Without any a line is solid; no line
-# is drawn at a backward.
-_DASHES: dict[str, tuple[int, ...]] = {
-    "backward": (),
-    "step": (),
-    "zero_grad": (6, 4),
-    "clip": (2, 3),
-    "schedule": (7, 2, 2, 2),
-    "unscale": (9, 3),
-    "sync": (2, 6),
-    "edit": (4, 2, 2, 2, 2, 2),
-    "loader": (1, 9),
+# How events of each kind are drawn: their colour, and their line, told apart without colour, too: pixels of ink and of
+# ground by turns. Without any a line is solid; no line is drawn at a backward.
+_KINDS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "backward": ("#0072B2", ()),
+    "zero_grad": ("#D55E00", (6, 4)),
+    "step": ("#009E73", ()),
+    "clip": ("#CC79A7", (2, 3)),
+    "unscale": ("#E69F00", (9, 3)),
+    "sync": ("#56B4E9", (2, 6)),
+    "edit": ("#9A7D0A", (4, 2, 2, 2, 2, 2)),
+    "schedule": ("#7B5EA7", (7, 2, 2, 2)),
+    "loader": ("#7A7A7A", (1, 9)),
 }
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
@@ -48,7 +37,7 @@ def kind(name: str) -> tuple[str, tuple[int, ...]]:
     >>> kind("step"), kind("what nobody knows")
     (('#009E73', ()), ('#7f7f7f', (2, 3)))
     """
-    return KIND.get(name, "#7f7f7f"), _DASHES.get(name, (2, 3))
+    return _KINDS.get(name, ("#7f7f7f", (2, 3)))
 
 
 def rules(events: Iterable[Event]) -> dict[str, tuple[str, tuple[int, ...]]]:

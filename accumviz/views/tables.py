@@ -170,7 +170,7 @@ def _event(ledger: Ledger, event: Event) -> str:
         where = counted(len(lost), "parameter")
         remarks.append(f"erased before any step used it: {of} in {where}")
     said = "".join(f'<span class="av-said">{escape(one)}</span>' for one in remarks)
-    color = style.KIND[event.kind]
+    color, _ = style.kind(event.kind)
     return f'<span class="av-kind" style="border-color:{color}">{shown}</span>{said}'
 
 

@@ -20,7 +20,7 @@ from accumviz.views import graph as drawing_of
 from accumviz.views import payload
 from accumviz.views.layout import heat
 from accumviz.views.player import FORMAT, Player, scenes
-from accumviz.views.style import CYCLE, KIND, static
+from accumviz.views.style import CYCLE, kind, static
 from tests.toys import W, backward, chain, large, toy
 
 
@@ -180,7 +180,7 @@ def test_a_graph_with_modules_is_told_folded_too() -> None:
 def test_a_colour_has_one_meaning_in_pages_and_figures() -> None:
     table = dict(re.findall(r"--av-(\w+): ?(#\w{6})", static("base.css")))
     kinds = {"contribution": "backward", "step": "step", "zero": "zero_grad"}
-    assert [table[name] for name in kinds] == [KIND[kind].lower() for kind in kinds.values()]
+    assert [table[name] for name in kinds] == [kind(name)[0].lower() for name in kinds.values()]
     assert [table[name] for name in ("first", "second", "third", "fourth")] == [color.lower() for color in CYCLE[:4]]
 
 

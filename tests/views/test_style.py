@@ -10,13 +10,13 @@ from accumviz.ledger.ledger import KINDS
 from accumviz.views import style, words
 
 
-def test_every_event_kind_has_its_own_colour() -> None:
-    assert set(style.KIND) == set(KINDS)
-    assert len(set(style.KIND.values())) == len(KINDS)
-
-
-def test_every_event_kind_has_its_own_line() -> None:
-    assert set(style._DASHES) == set(KINDS)
+def test_every_event_kind_has_its_own_colour_and_its_own_line() -> None:
+    looks = [style.kind(kind) for kind in KINDS]
+    assert len({color for color, _ in looks}) == len(KINDS)
+    assert style.kind("none of these") not in looks
+    solid = [kind for kind, (_, dashes) in zip(KINDS, looks, strict=True) if not dashes]
+    assert set(solid) == {"backward", "step"}
+    assert len({dashes for _, dashes in looks}) == len(KINDS) - 1
 
 
 @given(st.floats(-1e300, 1e300))

@@ -149,7 +149,7 @@ def test_of_a_large_ledger_the_first_lanes_are_drawn_and_it_is_said_what_is_left
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_an_event_of_every_kind_but_a_backward_has_a_line_of_its_own_colour(kind: str) -> None:
     figure = timeline(Ledger.build([W], [backward(1, 1), {"kind": kind, "grad": {"w": 1}}]))
-    own = [line for line in figure.axes[0].lines if line.get_color() == style.KIND[kind]]
+    own = [line for line in figure.axes[0].lines if line.get_color() == style.kind(kind)[0]]
     assert [line for line in own if len(set(line.get_xdata())) == 1 and np.ptp(line.get_ydata()) > 40]
     assert f", {kind}" in figure.words[-1]
 
