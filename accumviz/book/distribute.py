@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
@@ -158,8 +158,7 @@ def _launch(folder: Path, call: bytes, ranks: int, timeout: float) -> World:
         _end(processes)
     outcomes = []
     for rank, process in enumerate(processes):
-        outcome = _outcome(folder / f"rank{rank}", process, process in late)
-        outcomes.append(replace(outcome, rank=rank))
+        outcomes.append(_outcome(folder, rank, process, process in late))
     return _world(folder, outcomes, timeout)
 
 
@@ -223,25 +222,25 @@ def _end(processes: list[BaseProcess]) -> None:
 class _Outcome:
     """How one rank ended; `order` is smaller the more likely it is the cause of the others' failures."""
 
+    rank: int
     value: Any = None
     failure: str = ""
     trace: str = ""
     order: float = 0.0
-    rank: int = 0
 
 
-def _outcome(base: Path, process: BaseProcess, is_late: bool) -> _Outcome:
-    result = base.with_suffix(".result")
+def _outcome(folder: Path, rank: int, process: BaseProcess, is_late: bool) -> _Outcome:
+    result = folder / f"rank{rank}.result"
     if result.exists():
-        return _Outcome(*pickle.loads(result.read_bytes()))  # noqa: S301 - our process wrote it
+        return _Outcome(rank, *pickle.loads(result.read_bytes()))  # noqa: S301 - our process wrote it
     if is_late:
-        stack = _text(base.with_suffix(".stack"))
-        return _Outcome(None, "had not ended", stack, math.inf)
+        stack = _text(folder / f"rank{rank}.stack")
+        return _Outcome(rank, None, "had not ended", stack, math.inf)
     code = process.exitcode or 0
     failure = f"ended with exit code {code} and returned nothing"
     if code < 0:
         failure = f"died, killed by {signal.Signals(-code).name}"
-    return _Outcome(None, failure, _text(base.with_suffix(".log"))[-4000:])
+    return _Outcome(rank, None, failure, _text(folder / f"rank{rank}.log")[-4000:])
 
 
 def _world(folder: Path, outcomes: list[_Outcome], timeout: float) -> World:

@@ -157,9 +157,12 @@ class Plumbing(Picture):
     @property
     def words(self) -> list[str]:
         """What each setting of the taps leads to, in a sentence."""
+        names = [name for name, *_ in LINES]
         shown = []
         for taps in self.ledgers:
-            shown.append(f"With {_with(taps)}: {self.sentence(taps)}")
+            on = itertools.compress(names, taps)
+            which = ", ".join(on) or "nothing"
+            shown.append(f"With {which}: {self.sentence(taps)}")
         return shown
 
 
@@ -192,11 +195,6 @@ def plumbing(
     for taps, recording in recordings.items():
         ledgers[taps] = recorded(recording, "plumbing")
     return Plumbing(ledgers, games, rounds, centres)
-
-
-def _with(taps: Taps) -> str:
-    names = [name for name, *_ in LINES]
-    return ", ".join(itertools.compress(names, taps)) or "nothing"
 
 
 def _placed(points: Sequence[Sequence[float]]) -> list[list[int]]:

@@ -238,7 +238,7 @@ class _Painter:
         canvas = self.canvas
         columns = self.columns
         y = _heading_height(columns)
-        _draw_headings(canvas, columns, 0.0, y)
+        _draw_headings(canvas, columns, y)
         tall = _LANES[min(len(self.lanes) // 2, 2)]
         for lane in self.lanes:
             what = "number" if lane.signed else "norm ‖·‖"
@@ -506,7 +506,9 @@ class _Painter:
         if "none" in states:
             sign = "" if self.is_wordy else "∅: "
             keys.append(Key(f"{sign}no .grad (None)", MUTED, kind="dots"))
-        return keys + _rule_keys(events)
+        for kind, (color, dashes) in style.rules(events).items():
+            keys.append(Key(kind, color, kind="rule", dashes=dashes))
+        return keys
 
     def _part_keys(self) -> list[Key]:
         """Return the entries of the legend for the parts of bars."""
@@ -519,7 +521,10 @@ class _Painter:
 
     def _notes(self) -> list[str]:
         # By whether its lane is signed, for each bar of several parts.
-        split = {lane.signed for lane in self.lanes if _has_split_bars(lane)}
+        split = set()
+        for lane in self.lanes:
+            if any(len(bar.parts) > 1 for bar in lane.bars):
+                split.add(lane.signed)
         scales = {lane.reach for lane in self.lanes} - {(0.0, 0.0)}
         notes = {
             "The recording is incomplete.": not self.ledger.complete,
@@ -532,10 +537,6 @@ class _Painter:
             SCALED: any(bar.scale != 1 for bar in self._bars),
         }
         return self.notes + [note for note, holds in notes.items() if holds]
-
-
-def _has_split_bars(lane: Lane) -> bool:
-    return any(len(bar.parts) > 1 for bar in lane.bars)
 
 
 def _total_width(total: str) -> float:
@@ -587,14 +588,13 @@ def _heading_height(columns: _Columns) -> float:
     return 14 + max(text_width(title, _TURNED) for title in titles)
 
 
-def _draw_headings(canvas: Canvas, columns: _Columns, above: float, top: float) -> None:
-    """Name each event above its column, between `above` and `top`, and begin its line there."""
-    is_upright = columns.width >= _UPRIGHT
+def _draw_headings(canvas: Canvas, columns: _Columns, top: float) -> None:
+    """Name each event above its column, which begins at `top`, and begin its line there."""
     for i, event in enumerate(columns.events):
         x = columns.x(i)
-        if is_upright:
-            begin = above + 4
-            _draw_upright(canvas, event, x + 7, columns.width, above)
+        begin = 4.0
+        if columns.width >= _UPRIGHT:
+            _draw_upright(canvas, event, x + 7, columns.width)
         else:
             begin = top - 3
             middle = columns.middle(i) + 1
@@ -609,9 +609,7 @@ def _draw_headings(canvas: Canvas, columns: _Columns, above: float, top: float) 
             _draw_rule(canvas, event, x, begin, top)
 
 
-def _draw_upright(
-    canvas: Canvas, event: Event, x: float, width: float, above: float
-) -> None:
+def _draw_upright(canvas: Canvas, event: Event, x: float, width: float) -> None:
     """Write a heading upright: the kind, what it acted on, the user's line."""
     is_sync = event.kind == "sync"
     room = int((width - 10) / text_width("x", 11))
@@ -621,9 +619,9 @@ def _draw_upright(
     is_code = not is_sync and not event.skipped
     where = words.shorten(words.place(event), room)
     where_y = 40 if about else 26
-    canvas.text(x, above + 11, event.kind)
-    canvas.text(x, above + 26, about, mono=is_code)
-    canvas.text(x, above + where_y, where, color=MUTED)
+    canvas.text(x, 11, event.kind)
+    canvas.text(x, 26, about, mono=is_code)
+    canvas.text(x, where_y, where, color=MUTED)
 
 
 def _heading(event: Event) -> str:
@@ -657,14 +655,6 @@ def _draw_rule(
         dash=dash,
         zorder=1,
     )
-
-
-def _rule_keys(events: Sequence[Event]) -> list[Key]:
-    """Return the entries of a legend for the lines of these events."""
-    keys = []
-    for kind, (color, dashes) in style.rules(events).items():
-        keys.append(Key(kind, color, kind="rule", dashes=dashes))
-    return keys
 
 
 def _draw_name(
