@@ -120,9 +120,9 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print the report as JSON")
     check.add_argument(
         "--format",
-        choices=("text", "json", "github", "sarif"),
+        choices=("text", "json", "github"),
         default="text",
-        help="print it as text, as JSON, as annotations of GitHub's workflows, or as SARIF",
+        help="print it as text, as JSON, or as annotations of GitHub's workflows",
     )
     _add_fail_on(check)
     _add_rules(check)
@@ -377,8 +377,6 @@ def _written(report: Report, form: str, files: list[Path]) -> str:
             return report.to_json()
         case "github":
             return reports.github(report)
-        case "sarif":
-            return reports.sarif(report)
     return f"{report}\n\n{_next(files)}"
 
 
