@@ -354,11 +354,9 @@ def _about(ledger: Ledger, file: Path) -> str:
 
 def _report(ledgers: list[Ledger], ignore: frozenset[str] = frozenset()) -> Report:
     """Judge one process, or all ranks together."""
-    from accumviz.checks.check import check, check_ranks
+    from accumviz.checks.check import check
 
-    if len(ledgers) > 1:
-        return check_ranks(ledgers, ignore=ignore)
-    return check(*ledgers, ignore=ignore)
+    return check(_together(ledgers), ignore=ignore)
 
 
 def _check(options: Any) -> None:
@@ -414,10 +412,9 @@ def _compare(options: Any) -> None:
 def _view(options: Any) -> None:
     from accumviz import play
 
-    ledgers = _load_ranks(options.files)
-    ledger = _together(ledgers)
+    ledger = _together(_load_ranks(options.files))
     player = play(ledger)
-    player.report = _report(ledgers)
+    player.report = _report([ledger])
     player.about = _about(ledger, options.files[0])
     page = Path(f"{options.files[0]}.html").absolute()
     with _writing_to(page):
