@@ -25,7 +25,7 @@ RECORDER = (
 )
 TEACHING_WITH_TORCH = {
     "accumviz.book.distribute",
-    "accumviz.book.loops",
+    "accumviz.book.lab",
 }
 # Above everything, the recorder included: they run, or stand around, what the user trains.
 ABOVE = {"accumviz.cli", "accumviz.expectation"} | {name for name in MODULES if "accumviz.integrations" in name}

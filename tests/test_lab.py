@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import accumviz as av
-from accumviz.book import loops
-from accumviz.book.lab import Arrangement, Lab
-from accumviz.book.loops import INPUTS
+from accumviz.book import lab as module
+from accumviz.book.lab import INPUTS, Arrangement, Lab
 from accumviz.views.payload import encode, ledger_data
 from tests.conftest import ROOT
 
@@ -162,7 +161,7 @@ ONE_CHANGE = {
 
 
 def changes() -> set[tuple[str, str]]:
-    return {(axis.name, value) for axis in loops.AXES for value in axis.values if value != loops.RIGHT[axis.name]}
+    return {(axis.name, value) for axis in module.AXES for value in axis.values if value != module.RIGHT[axis.name]}
 
 
 def test_one_change_has_the_report_that_a_person_expects(lab: Lab) -> None:
@@ -214,9 +213,9 @@ def test_what_travels_is_small(start: dict[str, Any]) -> None:
 
 
 def test_each_line_has_its_places_and_stands_in_one_of_them() -> None:
-    for choice in loops.near(loops.RIGHT):
-        rows = list(loops.rows(choice))
-        for axis in loops.AXES:
+    for choice in module.near(module.RIGHT):
+        rows = list(module.loop_lines(choice))
+        for axis in module.AXES:
             if not axis.line:
                 continue
             mine = [row for row in rows if row.role == axis.name]
