@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from accumviz.book.explore import explore as explore
     from accumviz.book.lab import lab as lab
     from accumviz.book.predict import predict as predict
-    from accumviz.book.weights import play as play
     from accumviz.checks.check import check as check
     from accumviz.checks.compare import compare as compare
     from accumviz.expectation import expect as expect
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from accumviz.ledger.ledger import Ledger as Ledger
     from accumviz.ledger.ledger import load as load
     from accumviz.recorder.record import record as record
+    from accumviz.views.player import play as play
     from accumviz.views.timeline import timeline as timeline
 
 __version__ = "0.1.0"
@@ -41,7 +41,7 @@ _HOME = {
     "explore": "accumviz.book.explore",
     "lab": "accumviz.book.lab",
     "load": "accumviz.ledger.ledger",
-    "play": "accumviz.book.weights",
+    "play": "accumviz.views.player",
     "predict": "accumviz.book.predict",
     "record": "accumviz.recorder.record",
     "timeline": "accumviz.views.timeline",

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node, Saved
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
-from accumviz.views.player import Player
+from accumviz.views.player import Player, play
 from tests.book.pace import clocked, pace, worked
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from accumviz import arguments, needs
-from accumviz.book import weights
 from accumviz.checks.check import check
 from accumviz.ledger.events import Event
 from accumviz.ledger.ledger import PRESENT, Ledger, recorded
 from accumviz.show import Displayed, counted, encoded, literal, table
-from accumviz.views import style, words
+from accumviz.views import style, weights, words
 from accumviz.views.layout import decades
 from accumviz.views.payload import encode, identity, shared
 from accumviz.views.player import Player, assets, fragment, play

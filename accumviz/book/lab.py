@@ -11,12 +11,11 @@ from itertools import accumulate, pairwise, product
 from typing import Any, NamedTuple
 
 from accumviz import arguments
-from accumviz.book import weights
 from accumviz.book.explore import positions
 from accumviz.checks.report import Report
 from accumviz.ledger.ledger import Ledger
 from accumviz.show import Displayed, counted
-from accumviz.views import player, shares, style
+from accumviz.views import player, shares, style, weights
 from accumviz.views.payload import encode, identity, ledger_data, shared
 from accumviz.views.player import fragment
 from accumviz.views.tables import report_data

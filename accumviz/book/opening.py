@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accumviz.book import weights
 from accumviz.ledger.ledger import Ledger, recorded
 from accumviz.show import Displayed
+from accumviz.views import weights
 from accumviz.views.payload import listing
 from accumviz.views.player import Picture
 from accumviz.views.style import number

@@ -10,7 +10,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from accumviz.ledger.events import numbered
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger
 from accumviz.show import encoded, literal
 from accumviz.views import layout, shares, style, words
+from accumviz.views.weights import Field
 
 # What is shown at once; beyond, events are thinned, and a note says so.
 MOST_EVENTS = 10_000
@@ -61,19 +62,9 @@ Row = dict[str, Any]
 Shown = dict[str, Any]
 
 
-class Ground(Protocol):
-    """What the weights of a ledger are drawn on."""
-
-    def picture(
-        self,
-        ledger: Ledger,
-        chosen: Sequence[int],
-    ) -> dict[str, Any]: ...
-
-
 def ledger_data(
     ledger: Ledger,
-    ground: Ground | None = None,
+    ground: Field | None = None,
     levels: layout.Range | None = None,
 ) -> dict[str, Any]:
     """Return everything the player shows of a ledger, as data for JSON.
@@ -133,7 +124,7 @@ def _further_panes(
     ledger: Ledger,
     chosen: list[int],
     colors: dict[str, str],
-    ground: Ground | None,
+    ground: Field | None,
 ) -> dict[str, Any]:
     """Return shares and weights, where there are some to show."""
     panes = {"shares": _shares(ledger, chosen, colors)}

@@ -21,8 +21,9 @@ from accumviz.show import Displayed, counted, escape, literal
 from accumviz.views import style, words
 from accumviz.views.graph import Card, LayoutError, cards_of, forms, place
 from accumviz.views.layout import SCALED
-from accumviz.views.payload import Ground, encode, identity, ledger_data
+from accumviz.views.payload import encode, identity, ledger_data
 from accumviz.views.tables import report_data
+from accumviz.views.weights import Field, Loss, field
 
 # Laying out takes a tenth of a second each: more are counted, not drawn.
 _MOST_LAYOUTS = 40
@@ -44,7 +45,7 @@ class Player(Displayed):
         self,
         ledger: Ledger,
         graphs: Mapping[int, Graph],
-        ground: Ground | None = None,
+        ground: Field | None = None,
     ) -> None:
         self.ledger, self.graphs, self.ground = ledger, dict(graphs), ground
         # The levels of its heat map, where it shares them with other runs.
@@ -136,12 +137,16 @@ class Player(Displayed):
 
 
 def play(
-    ledger: Ledger | Recorded, graphs: Mapping[int, Graph] | None = None
+    ledger: Ledger | Recorded,
+    graphs: Mapping[int, Graph] | None = None,
+    *,
+    loss: Loss | None = None,
 ) -> Player:
-    """Show code, graphs, `.grad`, timeline and shares under one scrubber, with no kernel.
+    """Show code, graphs, `.grad`, weights, timeline and shares under one scrubber, with no kernel.
 
     `ledger` may be the recording, whose own graphs are shown where none are given. `graphs` holds
-    graphs of backwards, by the index of the event.
+    graphs of backwards, by the index of the event. A single weight
+    is drawn on its way; `loss`, a function of it, puts its curve below.
     Raises `TypeError` for anything else, `ValueError` for the graph of an event that is no backward.
 
     >>> play(Ledger.build([], []))
@@ -165,7 +170,7 @@ def play(
             raise ValueError(
                 f"graphs has the event {event!r}, which is no backward of this ledger; its backwards are: {some}"
             )
-    return Player(ledger, graphs)
+    return Player(ledger, graphs, field([ledger], loss))
 
 
 @dataclass

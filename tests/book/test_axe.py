@@ -11,9 +11,9 @@ import pytest
 from accumviz.book.explore import explore
 from accumviz.book.lab import lab
 from accumviz.book.predict import predict
-from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger, Parameter
+from accumviz.views.player import play
 from tests.book import looks
 from tests.toys import run
 

@@ -16,8 +16,8 @@ from wherebook import at, gate, search
 
 from accumviz.book.explore import explore
 from accumviz.book.predict import predict
-from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
+from accumviz.views.player import play
 from tests.windows import Watched
 
 Open = Callable[..., Watched]

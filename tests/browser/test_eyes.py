@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from accumviz.book.explore import explore
-from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger
+from accumviz.views.player import play
 from tests.browser.frames import drawn, opened
 from tests.toys import W, toy
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from accumviz.book.explore import explore
-from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger
+from accumviz.views.player import play
 from tests.browser.frames import opened
 from tests.toys import CODE, ROWS, W, chain, run
 from tests.views.test_shares import term

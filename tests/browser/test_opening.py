@@ -9,9 +9,8 @@ import pytest
 from matplotlib.image import imread
 
 from accumviz.book.explore import Explorer, explore
-from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
-from accumviz.views.player import Player
+from accumviz.views.player import Player, play
 from tests.browser.frames import drawn, stopped
 from tests.conftest import ROOT
 from tests.toys import CODE, ROWS, W, chain, window

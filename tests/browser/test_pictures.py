@@ -10,9 +10,9 @@ from playwright.sync_api import expect
 
 from accumviz.book.explore import explore
 from accumviz.book.lab import lab
-from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger
+from accumviz.views.player import play
 from tests.browser.written import written
 from tests.toys import W, backward, chain, toy
 from tests.views.test_opening import made as opening

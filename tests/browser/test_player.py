@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 import accumviz as av
-from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views import payload, words
-from accumviz.views.player import Player
+from accumviz.views.player import Player, play
 from tests.browser.frames import drawn, opened
 from tests.by_hand import windows
 from tests.toys import EVIL, ROWS, W, backward, chain, hostile, large, segments, toy

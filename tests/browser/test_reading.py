@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
+from accumviz.views.player import play
 from tests.browser.frames import drawn, opened
 from tests.toys import CODE, ROWS, W, chain, large, toy
 

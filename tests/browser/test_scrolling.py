@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger
-from accumviz.views.player import Player
+from accumviz.views.player import Player, play
 from tests.browser.frames import drawn, opened, still
 from tests.toys import chain, large, toy
 

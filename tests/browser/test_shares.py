@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from accumviz.book.explore import explore
-from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger
+from accumviz.views.player import play
 from tests.browser.frames import opened
 from tests.toys import toy
 from tests.views.test_shares import RIGHT, ledger_of, term, window

@@ -12,10 +12,10 @@ import torch
 
 from accumviz.book import explore as module
 from accumviz.book.explore import Explorer, explore
-from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.recorder.record import record
 from accumviz.views import payload
+from accumviz.views.player import play
 from tests.toys import window
 
 EVIL = '</script><script>window.ran=1</script><img src=x onerror="window.ran=2">'

@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 
 from accumviz.book import explore
-from accumviz.book.weights import play
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
 from accumviz.views import graph as drawing_of
 from accumviz.views import payload
 from accumviz.views.layout import heat
-from accumviz.views.player import FORMAT, Player, scenes
+from accumviz.views.player import FORMAT, Player, play, scenes
 from accumviz.views.style import CYCLE, kind, static
 from tests.toys import W, backward, chain, large, toy
 

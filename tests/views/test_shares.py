@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from accumviz.book.explore import explore
-from accumviz.book.weights import play
 from accumviz.ledger.ledger import Event, Ledger, Parameter
 from accumviz.views import payload, shares, words
+from accumviz.views.player import play
 from accumviz.views.timeline import timeline
 from tests.toys import EVIL, large, toy
 from tests.views.test_timeline import texts

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from accumviz.book import weights
-from accumviz.book.weights import play
 from accumviz.ledger.ledger import Ledger, Parameter
-from accumviz.views import words
+from accumviz.views import weights, words
+from accumviz.views.player import play
 
 
 def walked(*stops: list[float], name: str = "w", begins: bool = True) -> Ledger:

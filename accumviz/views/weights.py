@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
 
-from accumviz.graph.graph import Graph
-from accumviz.ledger.ledger import Ledger, Recorded
+from accumviz.ledger.ledger import Ledger
 from accumviz.show import literal
-from accumviz.views import player, words
-from accumviz.views.player import Player
+from accumviz.views import words
 from accumviz.views.style import number
 from accumviz.views.words import shorten
 
@@ -55,27 +53,6 @@ def path(ledger: Ledger) -> WeightPath:
     events = [-1] * len(before) + steps
     name = literal(ledger.parameters[0].name)
     return WeightPath(name, events, values[before + steps].tolist())
-
-
-def play(
-    ledger: Ledger | Recorded,
-    graphs: Mapping[int, Graph] | None = None,
-    *,
-    loss: Loss | None = None,
-) -> Player:
-    """Show code, graphs, `.grad`, weights, timeline and shares under one scrubber, with no kernel.
-
-    `ledger` may be the recording, whose own graphs are shown where none are given. `graphs` holds
-    graphs of backwards, by the index of the event. A single weight
-    is drawn on its way; `loss`, a function of it, puts its curve below.
-    Raises `TypeError` for anything else, `ValueError` for the graph of an event that is no backward.
-
-    >>> play(Ledger.build([], []))
-    Player: 0 events, 0 parameters; a notebook shows it, .save('run.html') writes a page
-    """
-    shown = player.play(ledger, graphs)
-    shown.ground = field([shown.ledger], loss)
-    return shown
 
 
 # --- the ground, which all runs share ------------------------------------------------------------
