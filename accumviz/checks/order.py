@@ -352,23 +352,14 @@ def schedule_too_long(optimizer: OptimizerHistory) -> Findings:
 def conditions(analysis: LedgerAnalysis) -> Conditions:
     """Say what has to be meant for a healthy loop to be so: a schedule of other steps, a rate that leaves 0 again."""
     for optimizer in analysis.optimizers:
-        yield from _odd_schedule(optimizer)
+        schedules = _schedules(optimizer)
+        too_often = _stepped_too_often(optimizer, schedules)
+        if too_often and _comes_to_nothing(optimizer, schedules):
+            yield "a schedule of the micro-batches is meant", int(schedules[0])
         zero = _falls_to_zero(optimizer)
         if zero:
             said = f"a learning rate that falls to 0 in step {zero + 1} and rises again is meant"
             yield said, int(optimizer.steps[zero])
-
-
-def _odd_schedule(optimizer: OptimizerHistory) -> Conditions:
-    """Say of a schedule that it is meant to follow other steps than the optimizer's."""
-    schedules = _schedules(optimizer)
-    too_often = _stepped_too_often(optimizer, schedules)
-    if too_often and _comes_to_nothing(optimizer, schedules):
-        yield "a schedule of the micro-batches is meant", int(schedules[0])
-    idle = _moved_on_in_vain(optimizer, schedules)
-    if idle >= _AGAIN:
-        said = f"a schedule that moves on with {idle} steps that the scaler skipped is meant"
-        yield said, int(schedules[0])
 
 
 def _falls_to_zero(optimizer: OptimizerHistory) -> int:
@@ -380,16 +371,6 @@ def _falls_to_zero(optimizer: OptimizerHistory) -> int:
         return 0
     inside = between(still, moving[0], moving[-1])
     return inside[0] if inside else 0
-
-
-def _moved_on_in_vain(optimizer: OptimizerHistory, schedules: np.ndarray) -> int:
-    """Count the steps of a scheduler since the last of which the scaler skipped all steps."""
-    idle = 0
-    for pair in pairwise([-1, *schedules.tolist()]):
-        skipped = between(optimizer.skipped, *pair)
-        taken = between(optimizer.steps, *pair)
-        idle += bool(skipped) and not taken
-    return idle
 
 
 def _schedules(optimizer: OptimizerHistory) -> np.ndarray:
