@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from accumviz.graph.graph import FOLDED, Graph, Node
 from accumviz.show import counted, escape, literal
 from accumviz.views.style import CSS, CYCLE, MONO, number, size, static
+from accumviz.views.words import shorten
 
 TITLE, SMALL = 14.0, 12.5  # px
 SHRINK = 0.88  # the smallest text stays 11 px
@@ -321,7 +322,7 @@ def _card(node: Node, is_root: bool, leaf: str) -> Card:
     full = literal(node.title)
     rows = [literal(row) for row in _rows(node)]
     return Card(
-        _clip(full, _LONGEST if node.title != node.op else 2 * _LONGEST),
+        shorten(full, _LONGEST if node.title != node.op else 2 * _LONGEST),
         _shape(node),
         rows,
         numbers,
@@ -338,7 +339,7 @@ def _rows(node: Node) -> list[str]:
     if node.kind == "fold":
         rows.append(_counts(node))
     elif node.module and node.kind == "operation":
-        rows.append(f"in {_clip(node.module)}")
+        rows.append(f"in {shorten(node.module, _LONGEST)}")
     if node.dtype not in ("", "float32"):
         rows.append(node.dtype)
     if not node.alive:
@@ -360,7 +361,7 @@ def _attributes(node: Node) -> str:
     """Name the attributes that hold a storage."""
     if node.kind == "fold":
         return ""
-    return _clip(", ".join(saved.attr for saved in node.saved), 20)
+    return shorten(", ".join(saved.attr for saved in node.saved), 20)
 
 
 def _written(value: Any) -> str:
@@ -537,13 +538,6 @@ def lines_of(graph: Graph, cards: list[Card]) -> Iterator[str]:
         if node.id in sources:
             parts.append(f"from {', '.join(sources[node.id])}")
         yield f"<code><bdi>{escape(card.full)}</bdi></code> " + escape("; ".join(parts))
-
-
-def _clip(text: str, longest: int = _LONGEST) -> str:
-    if len(text) <= longest:
-        return text
-    half = (longest - 1) // 2
-    return f"{text[: longest - 1 - half]}…{text[-half:]}"
 
 
 def _width(text: str, px: float) -> float:
