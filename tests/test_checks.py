@@ -421,8 +421,7 @@ def test_a_window_that_is_zeroed_in_one_of_two_networks_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("divisor", "rules"),
-    [(2, ["wrong-divisor"]), (3, ["wrong-divisor"]), (4, []), (5, ["wrong-divisor"]), (8, [])],
+    ("divisor", "rules"), [(2, ["wrong-divisor"]), (3, ["wrong-divisor"]), (4, []), (5, ["wrong-divisor"]), (8, [])]
 )
 def test_a_divisor_below_the_length_of_the_windows_is_a_warning_and_one_far_above_a_condition(
     divisor: int, rules: list[str]
@@ -705,10 +704,7 @@ FOUND: dict[str, tuple[Callable[[], Play | Ledger], list[str]]] = {
         [],
     ),
     "a leak that is zeroed": (lambda: _gan(zeroed=True), []),
-    "a leak through one line": (
-        lambda: _in_one_function(zeroed=False),
-        ["gan-gradient-leak", "loss-not-divided"],
-    ),
+    "a leak through one line": (lambda: _in_one_function(zeroed=False), ["gan-gradient-leak", "loss-not-divided"]),
     "a leak through one line that is zeroed": (lambda: _in_one_function(zeroed=True), []),
     "two networks that are zeroed together": (lambda: _zeroed_in_one_network(inside=False), []),
     "an optimizer whose parameters were replaced": (lambda: _replaced(None), ["parameter-outside-or-twice"]),
@@ -811,14 +807,8 @@ MEANT: dict[str, tuple[Callable[[], Play | Ledger], str]] = {
         lambda: _ranks(_synced(8, 1.0), _synced(8, 1.0, seed=3)),
         "ranks that step on different gradients are meant",
     ),
-    "a rank that never steps": (
-        lambda: _one_steps_less_often(0),
-        "no optimizer is meant to apply the gradients of",
-    ),
-    "a rank that steps less often": (
-        lambda: _one_steps_less_often(3),
-        "ranks that step a different number of times",
-    ),
+    "a rank that never steps": (lambda: _one_steps_less_often(0), "no optimizer is meant to apply the gradients of"),
+    "a rank that steps less often": (lambda: _one_steps_less_often(3), "ranks that step a different number of times"),
     "a number of all ranks that the average divides by again": (
         lambda: _of_all_ranks(*[tuple([term(8, 1 / 8)] * 4 for _ in range(2))] * 3),
         "a sum of 0.5 is meant in every step (train.py:10)",
@@ -857,14 +847,8 @@ MEANT: dict[str, tuple[Callable[[], Play | Ledger], str]] = {
         lambda: played("4444sz44z4444sz4444sz", ended="exit"),
         "what 2 micro-batches brought and a zeroing erased is meant to be thrown away",
     ),
-    "weights": (
-        lambda: played("12sz" * 3),
-        "elements that weigh up to 2 times as much as others are meant",
-    ),
-    "a window of another length": (
-        lambda: played("(4444sz444444sz4444sz)"),
-        "sums of shares from 1 to 1.5 are meant",
-    ),
+    "weights": (lambda: played("12sz" * 3), "elements that weigh up to 2 times as much as others are meant"),
+    "a window of another length": (lambda: played("(4444sz444444sz4444sz)"), "sums of shares from 1 to 1.5 are meant"),
     "a rate that comes back from 0": (
         lambda: _rates_of_steps(0, 0.1, 0, 0, 0.1, 0),
         "a learning rate that falls to 0 in step 3 and rises again is meant (train.py:30)",

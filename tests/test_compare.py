@@ -13,6 +13,7 @@ from torch import nn
 
 import accumviz as av
 from accumviz.ledger.ledger import Ledger, Parameter
+from tests.toys import W, backward
 
 SIZES = (3, 5, 2, 6)
 Weigh = Callable[[torch.Tensor, int], torch.Tensor]
@@ -81,14 +82,10 @@ def gradient(weigh: Weigh) -> torch.Tensor:
 
 def by_hand(*grads: float) -> Ledger:
     """A backward and a step for each of these gradients of one parameter."""
-    rows: list[dict[str, Any]] = []
+    rows = []
     for grad in grads:
-        rows += [
-            {"kind": "backward", "contribution": {"w": grad}, "grad": {"w": grad}},
-            {"kind": "step", "grad": {"w": grad}},
-            {"kind": "zero_grad"},
-        ]
-    return Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows)
+        rows += [backward(grad, grad), {"kind": "step", "grad": {"w": grad}}, {"kind": "zero_grad"}]
+    return Ledger.build([W], rows)
 
 
 def test_the_error_equals_that_of_gradients_computed_without_a_recording() -> None:
@@ -132,10 +129,7 @@ def test_steps_are_paired_in_order_and_later_ones_are_noted() -> None:
 
 def test_other_names_and_shapes_are_noted() -> None:
     def of(**shapes: int) -> Ledger:
-        rows = [
-            {"kind": "backward", "contribution": {"w": 1.0}, "grad": {"w": 1.0}},
-            {"kind": "step", "grad": {"w": 1.0}},
-        ]
+        rows = [backward(1.0, 1.0), {"kind": "step", "grad": {"w": 1.0}}]
         return Ledger.build([Parameter(name, (size,), optimizers=(0,)) for name, size in shapes.items()], rows)
 
     result = av.compare(of(w=1, x=1, y=2), of(w=1, y=3, z=1))

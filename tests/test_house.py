@@ -23,10 +23,7 @@ RECORDER = (
     "accumviz.graph.scopes",
     "accumviz.graph.node_values",
 )
-TEACHING_WITH_TORCH = {
-    "accumviz.book.distribute",
-    "accumviz.book.lab",
-}
+TEACHING_WITH_TORCH = {"accumviz.book.distribute", "accumviz.book.lab"}
 # Above everything, the recorder included: they run, or stand around, what the user trains.
 ABOVE = {"accumviz.cli", "accumviz.expectation"} | {name for name in MODULES if "accumviz.integrations" in name}
 DATA = {"accumviz.arguments", "accumviz.needs", "accumviz.show"}

@@ -85,8 +85,7 @@ def test_a_page_carries_little_and_asks_for_nothing_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "exports"),
-    [("accumviz", 0), ("explore", 0), ("whole", 0), ("lab", 0), ("unfold", 0), ("explore-live", 1)],
+    ("name", "exports"), [("accumviz", 0), ("explore", 0), ("whole", 0), ("lab", 0), ("unfold", 0), ("explore-live", 1)]
 )
 def test_a_module_has_one_export_the_view_where_a_notebook_loads_it(name: str, exports: int) -> None:
     text = SCRIPTS[name].read_text("utf-8")

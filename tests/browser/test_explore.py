@@ -116,10 +116,7 @@ def test_the_keyboard_alone_does_all_of_it(show: Any) -> None:
     [
         ({"k": 4}, "The gradients at the step are equal, bit for bit."),
         ({"k": 4, "way": "rounded"}, "are equal up to rounding (relative difference 1e−7)."),
-        (
-            {"k": 4, "divide": False},
-            "differ: 1 here, 4 in the outline.",
-        ),
+        ({"k": 4, "divide": False}, "differ: 1 here, 4 in the outline."),
     ],
 )
 def test_what_is_said_tells_equal_from_rounding_from_different(show: Any, against: Any, said: str) -> None:

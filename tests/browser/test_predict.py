@@ -8,18 +8,12 @@ from typing import Any
 import pytest
 
 from accumviz.book.predict import Prediction, _same, predict
-from accumviz.ledger.ledger import Ledger, Parameter
+from accumviz.ledger.ledger import Ledger
 from accumviz.views.timeline import timeline
 from tests.browser.frames import reload
+from tests.toys import W, backward
 
-LEDGER = Ledger.build(
-    [Parameter("w", (1,), optimizers=(0,))],
-    [
-        {"kind": "backward", "label": "loss", "contribution": {"w": -16}, "grad": {"w": -16}},
-        {"kind": "backward", "label": "loss", "contribution": {"w": -4}, "grad": {"w": -20}},
-        {"kind": "zero_grad"},
-    ],
-)
+LEDGER = Ledger.build([W], [backward(-16, -16), backward(-4, -20), {"kind": "zero_grad"}])
 SUM = predict(
     "What is `w.grad` after the second `backward`?",
     (LEDGER, 1, "w"),
@@ -68,6 +62,13 @@ class Asked:
 
     def answer(self, text: str) -> None:
         self.root.get_by_role("textbox").fill(text)
+        self.check()
+
+    def choose(self, label: str) -> None:
+        self.root.get_by_label(label).check()
+        self.check()
+
+    def check(self) -> None:
         self.root.get_by_role("button", name="Check").click()
 
     def again(self) -> None:
@@ -80,6 +81,10 @@ class Asked:
     @property
     def verdict(self) -> str:
         return re.sub(r"^[✓✗→]\s*", "", self.root.locator("> .av-ask > .av-verdict").inner_text()).strip()
+
+    @property
+    def labels(self) -> list[str]:
+        return [re.sub(r"\s+", " ", text).strip() for text in self.root.locator("label").all_inner_texts()]
 
     @property
     def unlocked(self) -> bool:
@@ -267,35 +272,26 @@ def test_a_reader_may_be_shown_without_answering(show: Any) -> None:
 def test_choices_mark_what_was_said_and_what_was_recorded(show: Any) -> None:
     page = show(PLACE).page
     asked = Asked(page)
-    asked.root.get_by_role("button", name="Check").click()
+    asked.check()
     assert asked.root.locator(".av-help").inner_text() == "Choose one first."
-    asked.root.get_by_label("at the start").check()
-    asked.root.get_by_role("button", name="Check").click()
-    shown = [re.sub(r"\s+", " ", text).strip() for text in asked.root.locator("label").all_inner_texts()]
-    assert (asked.state, shown) == ("retry", ["at the start not this", "before step", "after step"])
-    assert asked.root.get_by_role("radio").evaluate_all("all => all.map(radio => radio.disabled)") == [
-        True,
-        False,
-        False,
-    ]
+    asked.choose("at the start")
+    assert (asked.state, asked.labels) == ("retry", ["at the start not this", "before step", "after step"])
+    radios = asked.root.get_by_role("radio")
+    assert radios.evaluate_all("all => all.map(radio => radio.disabled)") == [True, False, False]
     reload(page)
     assert asked.state == "retry"
-    asked.root.get_by_label("after step").check()
-    asked.root.get_by_role("button", name="Check").click()
+    asked.choose("after step")
     assert (asked.state, asked.verdict) == ("wrong", "You said after step. The step has used the sum by then.")
-    shown = [re.sub(r"\s+", " ", text).strip() for text in asked.root.locator("label").all_inner_texts()]
-    assert shown == ["at the start not this", "before step recorded", "after step your answer"]
-    assert asked.root.get_by_role("radio").evaluate_all("all => all.every(radio => radio.disabled)")
+    assert asked.labels == ["at the start not this", "before step recorded", "after step your answer"]
+    assert radios.evaluate_all("all => all.every(radio => radio.disabled)")
     reload(page)
     assert asked.root.get_by_label("after step").is_checked()
-    asked.root.get_by_role("button", name="Ask me again").click()
+    asked.again()
     assert asked.root.locator(".av-mark").count() == 0
-    assert asked.root.get_by_role("radio").evaluate_all("all => all.every(radio => !radio.checked && !radio.disabled)")
-    asked.root.get_by_label("at the start").check()
-    asked.root.get_by_role("button", name="Check").click()
+    assert radios.evaluate_all("all => all.every(radio => !radio.checked && !radio.disabled)")
+    asked.choose("at the start")
     assert asked.verdict == "You said at the start. That is not what was recorded. Try once more."
-    asked.root.get_by_label("before step").check()
-    asked.root.get_by_role("button", name="Check").click()
+    asked.choose("before step")
     assert (asked.state, asked.verdict) == ("right", "Right.")
 
 
@@ -310,7 +306,7 @@ def test_a_reload_remembers_and_asking_again_forgets(show: Any) -> None:
     assert (asked.state, asked.unlocked, other.state) == ("wrong", True, "asked")
     assert asked.verdict.startswith("You said −16.01. That is the first")
     assert page.evaluate("document.activeElement === document.body")
-    asked.root.get_by_role("button", name="Ask me again").click()
+    asked.again()
     assert (asked.state, asked.unlocked) == ("asked", False)
     assert asked.root.get_by_role("textbox").evaluate("field => field === document.activeElement && field.value === ''")
     reload(page)
@@ -396,13 +392,10 @@ def test_it_fits_in_each_state(show: Any, state: str) -> None:
     if state == "skipped":
         for fold in page.get_by_text("Show me").all():
             fold.click()
-    elif state != "asked":
-        tries = {"right": ["-20"], "retry": ["-16"], "wrong": ["-16", "-4"]}[state]
-        places = {"right": ["before step"], "retry": ["at the start"], "wrong": ["at the start", "after step"]}[state]
-        for said, chosen in zip(tries, places, strict=True):
+    elif state == "wrong":
+        for said, chosen in (("-16", "at the start"), ("-4", "after step")):
             Asked(page).answer(said)
-            Asked(page, 1).root.get_by_label(chosen).check()
-            Asked(page, 1).root.get_by_role("button", name="Check").click()
+            Asked(page, 1).choose(chosen)
     page.wait_for_selector(f".av-predict[data-av-state={state}]")
     for width in (375, 1000):
         page.set_viewport_size({"width": width, "height": 900})

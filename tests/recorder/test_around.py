@@ -96,10 +96,7 @@ LENGTHS: dict[str, tuple[Callable[[Any], Any], int | None]] = {
     "a cosine": (lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=8), 8),
     "a line": (lambda o: lr_scheduler.LinearLR(o, total_iters=7), 7),
     "a polynomial": (lambda o: lr_scheduler.PolynomialLR(o, total_iters=6), 6),
-    "a partial": (
-        lambda o: lr_scheduler.LambdaLR(o, partial(_linear, num_warmup_steps=1, num_training_steps=5)),
-        5,
-    ),
+    "a partial": (lambda o: lr_scheduler.LambdaLR(o, partial(_linear, num_warmup_steps=1, num_training_steps=5)), 5),
     "a warm-up before a cosine": (
         lambda o: lr_scheduler.SequentialLR(
             o, [lr_scheduler.LinearLR(o, total_iters=2), lr_scheduler.CosineAnnealingLR(o, T_max=8)], [2]

@@ -20,22 +20,6 @@ from tests.recorder.loops import Refusing, kinds, leaf, raised_inside
 # --- what is passed to record ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("objects", "error", "says"),
-    [
-        ((nn.ReLU(),), ValueError, "nothing to record in ReLU"),
-        ((torch.ones(2),), ValueError, "requires_grad_()"),
-        ((nn.LazyLinear(2),), ValueError, "weight is made by the first forward; run one before you record"),
-        (("model",), TypeError, "cannot record 'model', a str; expected a module"),
-        (({"w": 3},), TypeError, "cannot record 'w', an int; expected a tensor"),
-    ],
-)
-def test_what_holds_no_parameters_is_refused_with_what_was_expected(objects: Any, error: Any, says: str) -> None:
-    with pytest.raises(error) as refused:
-        av.record(*objects)
-    assert says in str(refused.value)
-
-
 def test_infinite_and_missing_numbers_are_kept_as_they_are() -> None:
     w, v = leaf(100), leaf(2)
     with av.record(w, v) as recording:

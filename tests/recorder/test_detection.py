@@ -99,8 +99,7 @@ def _head_before_body(body: nn.Module, head: nn.Module, i: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("loss", "trains"),
-    [(_critic_before_generator, ["b", "a", "b", "a"]), (_head_before_body, ["b", "b", "ab", "ab"])],
+    ("loss", "trains"), [(_critic_before_generator, ["b", "a", "b", "a"]), (_head_before_body, ["b", "b", "ab", "ab"])]
 )
 def test_what_is_frozen_when_the_training_begins_is_recorded_from_then_on(loss: Any, trains: list[str]) -> None:
     found: list[Recording] = []

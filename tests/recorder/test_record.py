@@ -154,10 +154,7 @@ def test_clipping_is_seen_however_it_was_imported() -> None:
     assert ledger[1].source == "clip_grad_value_([w], 5.0)"
 
 
-@pytest.mark.parametrize(
-    ("size", "dtype", "steps"),
-    [(3, torch.float32, 20), (20_000, torch.bfloat16, 3)],
-)
+@pytest.mark.parametrize(("size", "dtype", "steps"), [(3, torch.float32, 20), (20_000, torch.bfloat16, 3)])
 def test_what_is_changed_through_data_is_an_edit_although_no_version_counts_it(
     size: int, dtype: torch.dtype, steps: int
 ) -> None:

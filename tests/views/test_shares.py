@@ -10,6 +10,7 @@ from accumviz.ledger.ledger import Event, Ledger, Parameter
 from accumviz.views import payload, shares, words
 from accumviz.views.player import play
 from accumviz.views.timeline import timeline
+from tests import by_hand
 from tests.toys import EVIL, large, toy
 from tests.views.test_timeline import texts
 
@@ -18,8 +19,8 @@ STEP = {"kind": "step", "details": {"optimizer": "SGD", "lr": [0.1]}}
 ZERO = {"kind": "zero_grad"}
 
 
-def term(factor: float, elements: float = 8, unknown: str = "", reduction: str = "mean", op: str = "Mse") -> Any:
-    return {"op": op, "reduction": reduction, "elements": elements, "factor": factor, "unknown": unknown}
+def term(factor: float, elements: float = 8, unknown: str = "", op: str = "Mse") -> Any:
+    return by_hand.term(elements, factor, op=op) | {"unknown": unknown}
 
 
 def window(*terms: Any, label: str = "loss", held: float = 0.0, zero: bool = True) -> list[dict[str, Any]]:

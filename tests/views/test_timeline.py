@@ -56,11 +56,7 @@ def test_a_small_ledger_shows_each_contribution_and_each_sum_and_says_them(toy: 
 def test_parts_of_a_bar_are_new_then_live_then_used_and_stand_on_each_other(toy: Ledger) -> None:
     (lane,) = lay_out(toy, [0], range(3))
     found = [[(start, length, part.look) for part, start, length in bar.pieces()] for bar in lane.bars]
-    assert found == [
-        [(0, -16, "new")],
-        [(0, -16, "live"), (-16, -4, "new")],
-        [(0, -16, "used"), (-16, -4, "used")],
-    ]
+    assert found == [[(0, -16, "new")], [(0, -16, "live"), (-16, -4, "new")], [(0, -16, "used"), (-16, -4, "used")]]
     assert [bar.reach for bar in lane.bars] == [(-16, 0), (-20, 0), (-20, 0)]
 
 
