@@ -81,16 +81,8 @@ class Play:
             del details["terms"]
         saved = {} if numbers is None else {"saved_before": numbers[0], "saved_after": numbers[1]}
         source = f"{label}.backward()" if "(" not in label else label
-        return self._put(
-            "backward",
-            line,
-            label=label,
-            source=source,
-            contribution=contribution,
-            details=details,
-            within=within,
-            **saved,
-        )
+        said = {"label": label, "source": source, "within": within, "contribution": contribution, "details": details}
+        return self._put("backward", line, **said, **saved)
 
     def _scale(self, by: float, names: tuple[str, ...] | None = None) -> None:
         for name in names or tuple(self.grad):
@@ -136,12 +128,8 @@ class Play:
         at = len(self.rows)
         if not skipped:
             self.steps[at] = {b: weight for name in names for b, weight in self.weights[name].items()}
-        details = {
-            "optimizer": "SGD",
-            "optimizer_index": optimizer,
-            "lr": [0.1],
-            **({"skipped": True} if skipped else {}),
-        }
+        details = {"optimizer": "SGD", "optimizer_index": optimizer, "lr": [0.1]}
+        details |= {"skipped": True} if skipped else {}
         return self._put("step", details=details | fields.pop("details", {}), **fields)
 
     def zero(self, optimizer: int | None = None, *, to_none: bool = True, **fields: Any) -> int:

@@ -12,14 +12,8 @@ from hypothesis import strategies as st
 
 import accumviz as av
 from accumviz.graph.graph import Graph, Node
-from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.show import encoded, escape, literal, marked
-
-
-def toy() -> Ledger:
-    rows = [{"kind": "backward", "contribution": {"w": -16.0}, "grad": {"w": -16.0}}]
-    return Ledger.build([Parameter("w", (1,))], rows)
-
+from tests.toys import toy
 
 SAVED: dict[str, Callable[[], Any]] = {
     "Ledger": toy,

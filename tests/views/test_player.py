@@ -15,6 +15,7 @@ import pytest
 from accumviz.book import explore
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Parameter
+from accumviz.recorder.callsite import needs, only
 from accumviz.views import graph as drawing_of
 from accumviz.views import payload
 from accumviz.views.layout import heat
@@ -91,14 +92,29 @@ def test_norms_of_large_ledgers_stand_parameter_by_parameter_with_three_digits()
     assert back[3][4] == -1
 
 
-def test_only_the_stretch_of_code_in_which_something_happened_is_shown() -> None:
-    text = "\n".join(f"line {n}" for n in range(1, 2001))
-    rows = [{"kind": "step", "file": "a.py", "line": 1000}, {"kind": "step", "file": "a.py", "line": 1900}]
+def listed(text: str, *lines: int) -> list[int]:
+    """The numbers of the lines that are shown where something happened on these; 0 is a gap."""
+    rows = [{"kind": "step", "file": "a.py", "line": line} for line in lines]
     ledger = Ledger.build([], rows, sources={"a.py": text})
     (file,), at = payload.listing(ledger, ledger.events)
-    numbers = [line[0] for line in file["lines"]]
-    assert numbers == [*range(996, 1005), 0, *range(1896, 1905)]
-    assert [numbers[i] for i in at] == [1000, 1900]
+    assert [file["lines"][i][0] for i in at] == list(lines)
+    return [line[0] for line in file["lines"]]
+
+
+def test_only_the_stretch_of_code_in_which_something_happened_is_shown() -> None:
+    text = "\n".join(f"line {n}" for n in range(1, 2001))
+    assert listed(text, 1000, 1900) == [*range(996, 1005), 0, *range(1896, 1905)]
+
+
+def test_what_a_ledger_left_out_is_left_out_code_and_empty_lines_that_somebody_wrote_stay() -> None:
+    head = ["import torch", "", 'PASSWORD = "secret"', "one = 1", "two = 2", "three = 3", "", ""]
+    head += ["def help():", "    return PASSWORD", "", ""]
+    train = ["def train():", "    for x in data:", "", "        loss.backward()", "", "", "    opt.step()", "", ""]
+    text = "\n".join([*head, *train, *"abcd", "", "", "def again():", "    opt.zero_grad()"])
+    kept = only(text, needs(text, 16, 13) | needs(text, 29, 28))
+    assert "secret" not in kept
+    assert listed(kept, 16, 29) == [*range(13, 20), 0, 28, 29]
+    assert listed(text, 16, 29) == [*range(1, 30)]
 
 
 def test_graphs_of_one_form_share_a_layout_and_keep_their_numbers() -> None:
