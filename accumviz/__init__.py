@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from accumviz.graph.trace import trace as trace
     from accumviz.ledger.ledger import Ledger as Ledger
     from accumviz.ledger.ledger import load as load
-    from accumviz.recorder.record import record as record
+    from accumviz.recorder.recording import record as record
     from accumviz.views.player import play as play
     from accumviz.views.timeline import timeline as timeline
 
@@ -43,7 +43,7 @@ _HOME = {
     "load": "accumviz.ledger.ledger",
     "play": "accumviz.views.player",
     "predict": "accumviz.book.predict",
-    "record": "accumviz.recorder.record",
+    "record": "accumviz.recorder.recording",
     "timeline": "accumviz.views.timeline",
     "trace": "accumviz.graph.trace",
 }

@@ -111,7 +111,7 @@ def expect(
     expected otherwise: the shares of the step at event 8 add up to 2, expected 1
     Report: ...
     """
-    from accumviz.recorder.record import record as recording
+    from accumviz.recorder.recording import record as recording
 
     wanted = {
         "accumulates": accumulates,

@@ -16,7 +16,7 @@ from torch import nn
 
 from accumviz.ledger.ledger import Ledger
 from accumviz.recorder.gradients import BULK_ON_DEVICE
-from accumviz.recorder.record import record
+from accumviz.recorder.recording import record
 
 if torch.cuda.is_available():  # read by cuBLAS when it starts: without it, bits may differ from run to run
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

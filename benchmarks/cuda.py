@@ -12,7 +12,7 @@ from statistics import median
 import torch
 from torch import nn
 
-from accumviz.recorder.record import record
+from accumviz.recorder.recording import record
 from benchmarks._cuda import CHECKS, Row, row
 from benchmarks.record import transformer
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accumviz.recorder.record import record
+from accumviz.recorder.recording import record
 from benchmarks._plain import recording as plain
 from benchmarks._turns import Row, Step, in_turns, quartile, row, spent
 

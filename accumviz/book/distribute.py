@@ -44,7 +44,7 @@ _HEAVY = [
     "torch.distributed.fsdp",
     "torch.nn.parallel",
     "torch._dynamo",
-    "accumviz.recorder.record",
+    "accumviz.recorder.recording",
     "accumviz.book.distribute",
 ]
 

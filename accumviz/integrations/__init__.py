@@ -12,7 +12,7 @@ from accumviz.checks.analysis import LedgerAnalysis
 from accumviz.checks.check import check
 from accumviz.checks.report import Report
 from accumviz.ledger.ledger import Ledger
-from accumviz.recorder.record import record
+from accumviz.recorder.recording import record
 
 
 class FirstSteps:

@@ -13,7 +13,7 @@ import torch
 from accumviz.book import explore as module
 from accumviz.book.explore import Explorer, explore
 from accumviz.ledger.ledger import Ledger, Parameter
-from accumviz.recorder.record import record
+from accumviz.recorder.recording import record
 from accumviz.views import payload
 from accumviz.views.player import play
 from tests.toys import window
