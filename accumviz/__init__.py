@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from accumviz import needs
+from accumviz import arguments
 
 if TYPE_CHECKING:
     from accumviz.book.distribute import distribute as distribute
@@ -60,7 +60,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would take every name for a 
         try:
             value = getattr(import_module(_HOME[name]), name)
         except ModuleNotFoundError as missing:
-            raise needs.explained(missing, name) from missing
+            raise arguments.explained(missing, name) from missing
         globals()[name] = value
         return value
 

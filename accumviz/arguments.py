@@ -1,4 +1,4 @@
-"""Check the arguments of the public verbs, and say in an error what was passed and what was expected."""
+"""Check the arguments of the public verbs, and say in an error what was expected, or which package is missing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from collections.abc import Iterable, Mapping
 from operator import index
 from os import fspath
 from typing import Any
+
+# Each optional package, and the extra of accumviz that installs it.
+_EXTRAS = {
+    "torch": "torch",
+    "matplotlib": "notebook",
+    "anywidget": "notebook",
+    "traitlets": "notebook",
+    "cloudpickle": "book",
+}
 
 
 def a(value: Any) -> str:
@@ -94,3 +103,16 @@ def nearest(wanted: str, names: Iterable[str]) -> str:
         )
         or "none"
     )
+
+
+def explained(missing: ModuleNotFoundError, what: str) -> ImportError:
+    """Return the error for something that needs a package which is not installed.
+
+    >>> explained(ModuleNotFoundError(name="matplotlib.figure"), "timeline")
+    ImportError("timeline needs matplotlib: pip install 'accumviz[notebook]'")
+    """
+    package = (missing.name or "").partition(".")[0]
+    if package not in _EXTRAS:
+        return missing
+    install = f"pip install 'accumviz[{_EXTRAS[package]}]'"
+    return ImportError(f"{what} needs {package}: {install}")

@@ -26,7 +26,7 @@ RECORDER = (
 TEACHING_WITH_TORCH = {"accumviz.book.distribute", "accumviz.book.lab"}
 # Above everything, the recorder included: they run, or stand around, what the user trains.
 ABOVE = {"accumviz.cli", "accumviz.expectation"} | {name for name in MODULES if "accumviz.integrations" in name}
-DATA = {"accumviz.arguments", "accumviz.needs", "accumviz.show"}
+DATA = {"accumviz.arguments", "accumviz.show"}
 FLOORS = ("accumviz.ledger", "accumviz.graph", "accumviz.checks", "accumviz.views", "accumviz.book")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from accumviz import arguments, needs
+from accumviz import arguments
 from accumviz.checks.check import check
 from accumviz.ledger.events import Event
 from accumviz.ledger.ledger import PRESENT, Ledger, recorded
@@ -345,7 +345,7 @@ def _widget(content: str) -> Any:
         import anywidget
         import traitlets
     except ModuleNotFoundError as missing:
-        raise needs.explained(missing, "live") from missing
+        raise arguments.explained(missing, "live") from missing
 
     class Live(anywidget.AnyWidget):
         """The state that page and kernel share."""
