@@ -20,7 +20,6 @@ RECORDER = (
     "accumviz.recorder",
     "accumviz.graph.trace",
     "accumviz.graph.recorded",
-    "accumviz.graph.scopes",
     "accumviz.graph.node_values",
 )
 TEACHING_WITH_TORCH = {"accumviz.book.distribute", "accumviz.book.lab"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 from types import FrameType
 from typing import Any
@@ -15,13 +15,15 @@ from torch.nn import Module
 from accumviz import arguments
 from accumviz.graph.graph import FOLDED, Graph, Node, Saved
 from accumviz.graph.node_values import Walk, gradients, numbers, results
-from accumviz.graph.scopes import Scopes, submodules
 from accumviz.recorder import memory
 from accumviz.recorder.callsite import variables
 
 # Nodes: a larger graph has no readable numbers, and calling every backward costs.
 VALUES_LIMIT = 200
 TOO_LARGE = f"values are left out: the graph has more than {VALUES_LIMIT} nodes"
+# Of the module that ran an operation, by the operation's sequence number: the name of its root, and its path there.
+RanIn = Callable[[int], tuple[str, str]]
+NOWHERE = ("", "")
 _FREED = (
     "a backward has freed this graph: the operations are there, what they saved is gone; "
     "trace before calling backward, or call backward(retain_graph=True)"
@@ -66,16 +68,16 @@ def trace(*tensors: torch.Tensor, values: bool = False) -> Graph:
         for i, tensor in enumerate(tensors):
             _check(tensor, f"argument {i}", names)
         walk = Walk(tensors)
-        scopes = Scopes(_modules(frame))
+        modules = _modules(frame)
         if not values:
-            return graph_of(walk, names, scopes)
+            return graph_of(walk, names, modules)
         if len(walk.order) > VALUES_LIMIT:
-            return graph_of(walk, names, scopes, notes=[TOO_LARGE])
+            return graph_of(walk, names, modules, notes=[TOO_LARGE])
         tensor_of = results(walk, names.tensors)
         found = {fn: numbers(tensor) for fn, tensor in tensor_of.items()}
         slopes, note = gradients(walk)
         notes = [note] if note else []
-        return graph_of(walk, names, scopes, found, slopes, notes)
+        return graph_of(walk, names, modules, None, found, slopes, notes)
 
 
 def _modules(frame: FrameType) -> dict[str, Module]:
@@ -142,17 +144,18 @@ class Names:
 def graph_of(
     walk: Walk,
     names: Names,
-    scopes: Scopes,
+    modules: Mapping[str, Module],
+    ran_in: RanIn | None = None,
     values: Mapping[Any, Any] | None = None,
     grads: Mapping[Any, Any] | None = None,
     notes: Iterable[str] = (),
 ) -> Graph:
-    """Put what is known of the nodes into a `Graph`."""
+    """Put what is known of the nodes into a `Graph`; without `ran_in`, parameters say which modules a large one has."""
     values, grads = values or {}, grads or {}
-    paths = _Paths(scopes, walk.leaves)
+    paths = _Paths(modules, walk.leaves)
     storages = _Storages(walk.leaves)
-    traced = len(walk.order) > FOLDED and not len(scopes)
-    between = paths.between(walk) if traced else {}
+    is_large = len(walk.order) > FOLDED
+    between = paths.between(walk) if ran_in is None and is_large else {}
     nodes = []
     for i, fn in enumerate(walk.order):
         leaf = walk.leaves.get(i)
@@ -165,8 +168,9 @@ def graph_of(
             shape, dtype = _described(leaf)
         else:
             name = names.of(names.tensors.get(fn))
-            ran_in = paths.joined(*scopes.at(fn._sequence_nr()))
-            module = between.get(fn, ran_in)
+            module = between.get(fn, "")
+            if ran_in is not None:
+                module = paths.joined(*ran_in(fn._sequence_nr()))
             shape, dtype = _described(next(iter(fn._input_metadata), None))
             saved, alive = storages.saved(fn)
         node = Node(
@@ -204,24 +208,24 @@ class _Paths:
 
     def __init__(
         self,
-        scopes: Scopes,
+        modules: Mapping[str, Module],
         leaves: dict[int, torch.Tensor],
     ) -> None:
         reached = {id(leaf) for leaf in leaves.values()}
         self._parameters: dict[int, tuple[str, str]] = {}
-        for root, module in scopes.modules.items():
+        for root, module in modules.items():
             for path, parameter in module.named_parameters():
                 if id(parameter) in reached:
                     self._parameters[id(parameter)] = root, path
         self._roots = {root for root, _ in self._parameters.values()}
         self.classes: dict[str, str] = {}
         for root in self._roots:
-            for path, inner in submodules(scopes.modules[root]):
+            for path, inner in modules[root].named_modules():
                 self.classes[self.joined(root, path)] = type(inner).__name__
 
     def of(self, leaf: torch.Tensor) -> str:
         """Return the path of a parameter, empty where it is of no module."""
-        return self.joined(*self._parameters.get(id(leaf), ("", "")))
+        return self.joined(*self._parameters.get(id(leaf), NOWHERE))
 
     def joined(
         self,

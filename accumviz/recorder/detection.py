@@ -14,7 +14,6 @@ from weakref import ref
 
 import torch
 
-from accumviz.graph.scopes import submodules
 from accumviz.recorder import patches
 from accumviz.recorder.callsite import Caller, CallSites
 from accumviz.recorder.recording import Recording
@@ -259,7 +258,7 @@ def _whole_models() -> list[Any]:
     modules = _living(torch.nn.Module)
     inner: set[int] = set()
     for module in modules:
-        children = [child for _, child in submodules(module) if child is not module]
+        children = [child for child in module.modules() if child is not module]
         inner.update(map(id, children))
     whole = [module for module in modules if id(module) not in inner]
     return [getattr(one, "_modules", {}).get("_orig_mod", one) for one in whole]

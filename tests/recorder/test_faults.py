@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 import accumviz as av
-from accumviz.graph import scopes
+from accumviz.graph import recorded
 from accumviz.recorder import columns, patches
 from tests.recorder.loops import MODES, Train, alone, replicated, sharded
 from tests.thorough import THOROUGH
@@ -313,7 +313,7 @@ def survey(train: Train, mode: dict[str, Any], wanted: Wanted = every) -> tuple[
             found[name] = wrong
     for left in (*patches.listening, None):  # what the last fault kept from leaving, or from being undone
         patches.leave(left)
-    for left_watching in scopes._open:
+    for left_watching in recorded._open:
         left_watching.close()
     return agreed(len(planted)), found
 
