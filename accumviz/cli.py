@@ -1,4 +1,4 @@
-"""The command line: `accumviz run`, `check`, `rules`, `explain`, `compare`, `view` and `export`."""
+"""The command line: `accumviz run`, `check`, `rules`, `explain`, `compare` and `view`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         title="commands",
         required=True,
-        metavar="run | check | rules | explain | compare | view | export",
+        metavar="run | check | rules | explain | compare | view",
     )
 
     def command(
@@ -117,7 +117,6 @@ def _parser() -> argparse.ArgumentParser:
         "--fail-on warning train.ledger",
     )
     _add_ledgers(check)
-    check.add_argument("--json", action="store_true", help="print the report as JSON")
     check.add_argument(
         "--format",
         choices=("text", "json", "github"),
@@ -163,16 +162,6 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument(
         "--no-open", action="store_true", help="write the page, and print its path"
     )
-
-    export = command(
-        _export,
-        "export",
-        "Write a ledger in another format.",
-        "train.ledger --to csv --out train.csv",
-    )
-    _add_ledgers(export)
-    export.add_argument("--to", required=True, choices=("csv", "json"))
-    _add_file(export, "--out", "write to a file that is not there yet")
     return parser
 
 
@@ -363,7 +352,7 @@ def _check(options: Any) -> None:
     ledgers = _load_ranks(options.files)
     report = _report(ledgers, _ignored(options))
     code = _gate(report, options)
-    _print(_written(report, "json" if options.json else options.format, options.files))
+    _print(_written(report, options.format, options.files))
     if code:
         raise SystemExit(code)
 
@@ -421,19 +410,6 @@ def _view(options: Any) -> None:
         player.save(page)
     if options.no_open or not webbrowser.open(page.as_uri()):
         _print(page)
-
-
-def _export(options: Any) -> None:
-    from accumviz import export
-
-    ledger, out = _together(_load_ranks(options.files)), options.out
-    write = getattr(export, f"to_{options.to}")
-    if out is None:
-        with _writing_to_stdout():
-            write(ledger, sys.stdout)
-        return
-    with _writing_to(out), out.open("x", encoding="utf-8", newline="") as file:
-        write(ledger, file)
 
 
 # --- run ---------------------------------------------------------------------------------------

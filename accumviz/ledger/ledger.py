@@ -54,12 +54,12 @@ class Recorded(Protocol):
         """Everything that was recorded."""
 
 
-# The columns of `rows`.
+# The columns of a data frame.
 _LONG = ("details", "frames", "via")
-OF_EVENT = [name for name in (*CODES, *NUMBERS) if name not in _LONG]
-COLUMNS = [
+_OF_EVENT = [name for name in (*CODES, *NUMBERS) if name not in _LONG]
+_COLUMNS = [
     "event",
-    *OF_EVENT,
+    *_OF_EVENT,
     "parameter",
     "contribution",
     "grad",
@@ -331,7 +331,7 @@ class Ledger(Arrays, Displayed):
             raise ImportError(
                 "to_pandas() needs pandas: pip install pandas"
             ) from missing
-        return pandas.DataFrame(rows(self), columns=COLUMNS)
+        return pandas.DataFrame(_rows(self), columns=_COLUMNS)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the ledger to a file that `av.load` reads, or a page (`.html`) that any browser opens.
@@ -414,12 +414,12 @@ def _reasons(stopped: Any) -> str:
     return str(stopped)
 
 
-def rows(ledger: Ledger) -> Iterator[tuple[Any, ...]]:
-    """Yield the values of `COLUMNS` for each event and parameter; what there is none of is NaN or None."""
+def _rows(ledger: Ledger) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of `_COLUMNS` for each event and parameter; what there is none of is NaN or None."""
     erased, consumed, _ = ledger.outcomes
     for event in ledger:
         e = event.index
-        about = [getattr(event, name) for name in OF_EVENT]
+        about = [getattr(event, name) for name in _OF_EVENT]
         for p, parameter in enumerate(ledger.parameters):
             state = int(ledger.state[e, p])
             yield (
