@@ -196,16 +196,25 @@ class Gradients:
         self.read(running, _CAME, grads)
 
     def _read_arrived(self, running: Backward) -> Iterable[int]:
-        """Read the contributions that are what `.grad` is; return of which leaves."""
+        """Read the contributions that are what `.grad` is; return of which leaves.
+
+        That is still what autograd made of a tensor in this place and version: the tensor itself, or a copy, which is
+        written once at most.
+        """
         grads: Tensors = {}
-        for i, came in running.arrived.items():
+        state = running.state
+        for i, mark in running.arrived.items():
             grad = self.tensors[i].grad
-            is_known = running.state[i] == ARRIVED
-            if is_known and grad is not None and _is_what_came(grad, came):
-                running.state[i] = READ
+            is_known = state[i] == ARRIVED and grad is not None
+            if is_known and mark is not None:
+                place, version = mark
+                is_same = grad.data_ptr() == place
+                is_known = grad._version == version if is_same else grad._version <= 1
+            if is_known:
+                state[i] = READ
                 grads[i] = grad
             else:  # freed or changed meanwhile: that something came is known, not how much
-                running.state[i] = UNKNOWN
+                state[i] = UNKNOWN
         running.arrived = {}
         self._last = self.read(running, (*_CAME, *_IS), grads) or self._last
         return grads
@@ -255,7 +264,9 @@ class Gradients:
             # What they have been seen with is what autograd made of it.
             running.by_hook |= self.rewritable & unread
             unread |= self.rewritable.intersection(reached).difference(running.settled)
-        self.read_grads(running, sorted(unread.difference(arrived)))
+        unread.difference_update(arrived)
+        if unread:
+            self.read_grads(running, sorted(unread))
         if reached and running.by_hook.issuperset(reached):
             running.details["by_hook"] = math.nan
 
@@ -397,7 +408,11 @@ class Gradients:
 
         What FSDP gathers is no tensor, and a tensor made for inference counts no versions.
         """
-        return [leaf._version for leaf in self._ends if not leaf.is_inference()]
+        versions = []
+        for leaf in self._ends:
+            if not leaf.is_inference():
+                versions.append(leaf._version)
+        return versions
 
     def owned(self, owner: Any) -> Leaves:
         """Return the recorded leaves among an optimizer's, a module's or a list's tensors."""
@@ -520,39 +535,44 @@ def _arrives(
     try:
         with patches.reading:
             running = gradients.running
-            ours = running is not None and thread == running.thread
-            if gradients.others and not ours:
+            if gradients.others and (running is None or thread != running.thread):
                 gradients.leave_to_others()
-            if running is not None:
-                _note(gradients, running, i, size, grad)
+            if running is None:
+                return
+            if i in gradients.changeable:
+                _note_change(running, i, grad)
+            if running.state[i] != NEW:
+                _note_further(running, i)
+                return
+            running.reached.append(i)
+            if running.had[i] or i in gradients.taken or i in gradients.rewritable:
+                _hold(gradients, running, i, size, grad)
+                return
+            # By what it is known again.
+            running.state[i] = ARRIVED
+            is_plain = type(grad) is Tensor and grad.layout is _STRIDED
+            mark = (grad.data_ptr(), grad._version) if is_plain else None
+            running.arrived[i] = mark
     except Exception as failure:
         # A hook that raises would end the user's backward.
         patches.failures.append(failure)
 
 
-def _note(
+def _note_change(running: Backward, i: int, grad: Tensor) -> None:
+    """Note whether hooks of the user's have changed what came to a leaf."""
+    first, version = running.hooked.pop(i, (None, 0))
+    if first is not grad or version != grad._version:
+        running.by_hook.add(i)
+
+
+def _hold(
     gradients: Gradients,
     running: Backward,
     i: int,
     size: int,
     grad: Tensor,
 ) -> None:
-    """Hold what comes to a leaf that has a `.grad`, or remember by what to know it again."""
-    if i in gradients.changeable:
-        first, version = running.hooked.pop(i, (None, 0))
-        if first is not grad or version != grad._version:
-            running.by_hook.add(i)
-    if running.state[i] != NEW:
-        _note_further(running, i)
-        return
-    running.reached.append(i)
-    kept = i in gradients.taken or i in gradients.rewritable
-    if not running.had[i] and not kept:
-        running.state[i] = ARRIVED
-        is_plain = type(grad) is Tensor and grad.layout is _STRIDED
-        mark = (grad.data_ptr(), grad._version) if is_plain else None
-        running.arrived[i] = mark
-        return
+    """Hold what comes to a leaf until it is read in bulk."""
     running.state[i] = HELD
     stream = _stream(grad) if grad.is_cuda else 0
     # The reference keeps it another tensor than `.grad`.
@@ -602,17 +622,6 @@ def _put_first(hooks: dict[int, Any]) -> None:
     """Have torch call the last of these hooks before the others, which keep their order."""
     for number in list(hooks)[:-1]:
         hooks[number] = hooks.pop(number)
-
-
-def _is_what_came(grad: Tensor, came: tuple[int, int] | None) -> bool:
-    """Return whether a `.grad` is still what autograd made of a tensor in this place and version.
-
-    That is the tensor itself, or a copy, which is written once at most.
-    """
-    if came is None:
-        return True
-    place, version = came
-    return grad._version == version if grad.data_ptr() == place else grad._version <= 1
 
 
 def _tensors(owner: Any) -> Iterable[Any]:

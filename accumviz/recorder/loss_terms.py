@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -246,29 +245,36 @@ class _Terms:
         return term
 
     def _multiply(self, term: Details, factor: _Factor) -> None:
-        """Write into a term its factor, and what that is made of: None where it is on a device, or not finite."""
-        if any(constant.value is None for constant in factor):
-            term["factor"] = None
-            term["unknown"] = term["unknown"] or _NOT_READ
-            return
-        divisor = _divisor(factor)
+        """Write into a term its factor, and what that is made of: None where it is on a device, or not finite.
+
+        `divisor` is what it is divided by as far as that is known at once, `own` what stands inside the mean, and
+        `constants` are all of them where there are several.
+        """
+        divisor = own = 1.0
+        constants = []
+        for constant in factor:
+            if constant.value is None:
+                term["factor"] = None
+                term["unknown"] = term["unknown"] or _NOT_READ
+                return
+        for value, power, is_inside in factor:
+            multiplied = math.nan
+            if isinstance(value, Tensor):
+                self._row.take(value, partial(_put_factor, term, power))
+            else:
+                multiplied = _raised(value, power)
+                term["factor"] *= multiplied
+                divisor *= value if power < 0 else 1
+            own *= multiplied if is_inside else 1
+            if abs(multiplied) != 1:
+                constants.append(multiplied)
         if divisor != 1 and math.isfinite(divisor):
             term["divisor"] = divisor
-        values = [self._multiply_by(term, constant) for constant in factor]
-        own = math.prod(compress(values, [constant.inside for constant in factor]))
         if abs(own) != 1:
             term["own"] = own if math.isfinite(own) else None
-        _put_constants(term, values)
-
-    def _multiply_by(self, term: Details, constant: _Constant) -> float:
-        """Multiply a term's factor, and return by what; NaN for a number that is on its way from a device."""
-        if isinstance(constant.value, Tensor):
-            put = partial(_put_factor, term, constant.power)
-            self._row.take(constant.value, put)
-            return math.nan
-        value = _raised(constant.value, constant.power)
-        term["factor"] *= value
-        return value
+        if len(constants) > 1:
+            are_finite = all(map(math.isfinite, constants))
+            term["constants"] = constants if are_finite else None
 
     def _visit(
         self,
@@ -358,15 +364,6 @@ class _Terms:
         return []
 
 
-def _divisor(factor: _Factor) -> float:
-    """Return what a loss is divided by, as far as that is known at once."""
-    divisor = 1.0
-    for constant in factor:
-        if constant.power < 0 and not isinstance(constant.value, Tensor):
-            divisor *= constant.value
-    return divisor
-
-
 def _is_of_weights(node: Any) -> bool:
     """Return whether this adds up powers of weights, as a penalty does: the same in each micro-batch."""
     waiting = [below for below, _ in node.next_functions]
@@ -418,14 +415,6 @@ def _is_weight(node: Any) -> bool:
 
 def _put_factor(term: Details, power: int, value: float) -> None:
     term["factor"] *= _raised(value, power)
-
-
-def _put_constants(term: Details, values: list[float]) -> None:
-    """Note the constants that a loss is multiplied by, where there are several; None where one is not known."""
-    constants = [value for value in values if abs(value) != 1]
-    if len(constants) > 1:
-        are_finite = all(map(math.isfinite, constants))
-        term["constants"] = constants if are_finite else None
 
 
 def _put_elements(term: Details, value: float) -> None:
@@ -643,7 +632,11 @@ def describe_root(
 ) -> None:
     """Write into the row what `torch.autograd.backward` was called on, and how."""
     call = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
-    _describe_options(row, call)
+    retain = call.get("retain_graph")
+    row.keeps = bool(call.get("create_graph") if retain is None else retain)
+    for option in ("retain_graph", "create_graph"):
+        if call.get(option):
+            row.details[option] = True
     given = call.get("grad_tensors")
     if isinstance(given, list | tuple):
         given = next((each for each in given if each is not None), None)
@@ -659,14 +652,6 @@ def describe_root(
             _describe_root(row, roots[0], given)
         else:
             _Terms(row).add("", unknown=_START)
-
-
-def _describe_options(row: Backward, call: patches.Kwargs) -> None:
-    retain = call.get("retain_graph")
-    row.keeps = bool(call.get("create_graph") if retain is None else retain)
-    for option in ("retain_graph", "create_graph"):
-        if call.get(option):
-            row.details[option] = True
 
 
 def _node_of(root: Any) -> Any:
@@ -688,15 +673,15 @@ def _describe_root(row: Backward, root: Any, given: Any) -> None:
     node, _ = _past_identities(row.nodes[0], root.output_nr)
     name = type(node).__name__
     row.label = row.label or name
-    if single and _is_one(given):
+    if single and (given is None or _is_one(given)):
         terms.read(node)
     else:
         terms.add(name, unknown=_START)
 
 
 def _is_one(given: Any) -> bool:
-    """Return whether the gradient that backward was given is 1, as without any; one on a device is not waited for."""
-    start = 1.0 if given is None else _number(given)
+    """Return whether the gradient that backward was given is 1; one on a device is not waited for."""
+    start = _number(given)
     return isinstance(start, float) and start == 1
 
 

@@ -23,6 +23,8 @@ if not hasattr(SavedTensor, "data"):
     UNREAD = f"torch {torch.__version__} does not say what a graph saved"
 # Nodes; deleting a chain of about 50,000 ended the process.
 DEEP = 10_000
+# Measuring may take a share of the loop's time, after some seconds that are free.
+_SHARE, _FREE = 0.002, 0.01
 # `dir()` of a node takes longer than reading all it saved, and is the same for its class.
 _slots: dict[type, tuple[str, ...]] = {}
 
@@ -204,28 +206,6 @@ def _alive(node: Any) -> Iterator[Tensor]:
             yield tensor
 
 
-class _Budget:
-    """The time that measuring may take: without limit, none, or a share of the loop's after some that is free."""
-
-    SHARE, FREE = 0.002, 0.01  # seconds a second, seconds
-
-    def __init__(self, wanted: bool | None) -> None:
-        self._wanted = wanted
-        self._spent = 0.0
-        self._start = time.perf_counter()
-
-    def begin(self) -> float | None:
-        """Return when a measurement begins, for `end`; None where there is to be none."""
-        now = time.perf_counter()
-        allowed = self.FREE + self.SHARE * (now - self._start)
-        measured = self._spent <= allowed if self._wanted is None else self._wanted
-        return now if measured else None
-
-    def end(self, began: float) -> None:
-        """Count the time since `began`."""
-        self._spent += time.perf_counter() - began
-
-
 class _Mark:
     """An object that lives as long as a graph node that carries it."""
 
@@ -249,17 +229,22 @@ class Held:
     """
 
     def __init__(self, wanted: bool | None) -> None:
-        self._budget = _Budget(False if UNREAD else wanted)
+        self._wanted = False if UNREAD else wanted
+        self._spent = 0.0
+        self._start = time.perf_counter()
         self._retained: list[tuple[ref[_Mark], dict[int, int]]] = []
 
     def begin(self, row: Any) -> None:
         """Note in a backward the bytes that are alive before it: of its graph and of those retained earlier."""
-        began = self._budget.begin()
-        if began is None:
+        if self._wanted is False:
+            return
+        began = time.perf_counter()
+        allowed = _FREE + _SHARE * (began - self._start)
+        if self._wanted is None and self._spent > allowed:
             return
         row.storages = saved_storages(row.nodes)
         self._retained = [pair for pair in self._retained if pair[0]() is not None]
-        self._budget.end(began)
+        self._spent += time.perf_counter() - began
         row.before = self._total(row.storages)
 
     def end(self, row: Any) -> None:
