@@ -197,7 +197,7 @@ def shares(flow: Flow) -> Shares:
     """See `Ledger.shares`."""
     readings, left_out = _every_reading(flow)
     backwards = np.unique(readings.backward)
-    terms = _Terms(flow.events, backwards, _REASONS)
+    terms = _TermColumns(flow.events, backwards, _REASONS)
     # A row for each term of a reading's backward.
     many = terms.count[readings.backward]
     readings = _told_apart(readings, many > 1)
@@ -443,7 +443,7 @@ class _Term(NamedTuple):
     unknown: int
 
 
-class _Terms:
+class _TermColumns:
     """The terms of these backwards as columns; by event, `first` and `count` say which are a backward's.
 
     `unknown` are places in `reasons`, which begin with those given: why a term cannot be read.

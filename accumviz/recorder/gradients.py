@@ -149,8 +149,10 @@ class Gradients:
             handles.append(leaf.register_hook(_ours(_comes, here, i)))
             _put_first(leaf._backward_hooks)
         size = self.sizes[i] * leaf.dtype.itemsize
-        handles.append(leaf.register_hook(_ours(_arrives, here, i, size)))
-        if patches.has_users(leaf._post_accumulate_grad_hooks):
+        is_rewritten = patches.has_users(leaf._post_accumulate_grad_hooks)
+        is_kept = is_rewritten or i in self.taken
+        handles.append(leaf.register_hook(_ours(_arrives, here, i, size, is_kept)))
+        if is_rewritten:
             self.rewritable.add(i)
             hook = _ours(_is_added, here, i)
             handles.append(leaf.register_post_accumulate_grad_hook(hook))
@@ -525,9 +527,10 @@ def _arrives(
     here: Here,
     i: int,
     size: int,
+    is_kept: bool,
     grad: Tensor | None,
 ) -> None:
-    """Take note of what autograd is about to add to a leaf's `.grad`."""
+    """Take note of what autograd is about to add to a leaf's `.grad`, which `is_kept` or is known again later."""
     gradients, thread = here(), get_ident()
     # `torch.autograd.grad` writes no `.grad`.
     if gradients is None or grad is None or thread in patches.differentiating:
@@ -535,7 +538,7 @@ def _arrives(
     try:
         with patches.reading:
             running = gradients.running
-            if gradients.others and (running is None or thread != running.thread):
+            if gradients.others and thread != getattr(running, "thread", None):
                 gradients.leave_to_others()
             if running is None:
                 return
@@ -545,7 +548,7 @@ def _arrives(
                 _note_further(running, i)
                 return
             running.reached.append(i)
-            if running.had[i] or i in gradients.taken or i in gradients.rewritable:
+            if is_kept or running.had[i]:
                 _hold(gradients, running, i, size, grad)
                 return
             # By what it is known again.

@@ -271,7 +271,7 @@ class _Terms:
         if divisor != 1 and math.isfinite(divisor):
             term["divisor"] = divisor
         if abs(own) != 1:
-            term["own"] = own if math.isfinite(own) else None
+            term["own"] = _if_finite(own)
         if len(constants) > 1:
             are_finite = all(map(math.isfinite, constants))
             term["constants"] = constants if are_finite else None
@@ -415,6 +415,10 @@ def _is_weight(node: Any) -> bool:
 
 def _put_factor(term: Details, power: int, value: float) -> None:
     term["factor"] *= _raised(value, power)
+
+
+def _if_finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 def _put_elements(term: Details, value: float) -> None:
