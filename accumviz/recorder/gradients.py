@@ -206,7 +206,7 @@ class Gradients:
         grads: Tensors = {}
         state = running.state
         for i, mark in running.arrived.items():
-            grad = self.tensors[i].grad
+            grad: Any = self.tensors[i].grad
             is_known = state[i] == ARRIVED and grad is not None
             if is_known and mark is not None:
                 place, version = mark
