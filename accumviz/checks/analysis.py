@@ -252,7 +252,8 @@ class LedgerAnalysis:
 
     def _lost(self) -> dict[tuple[int, int], list[int]]:
         """Return for each step of each optimizer the backwards that were erased before it."""
-        shares = self.shares.take(self.shares.erased & (self.shares.term == 0))
+        is_first = self.shares.term == 0
+        shares = self.shares.take(self.shares.erased & is_first)
         columns = shares.step, shares.optimizer, shares.backward
         lost: dict[tuple[int, int], list[int]] = defaultdict(list)
         for step, optimizer, backward in np.stack(columns, axis=1).tolist():
@@ -452,7 +453,8 @@ class OptimizerHistory(LedgerAnalysis):
         self.read = self.consumed.backward[first]
         self.windows: dict[int, list[int]] = {}
         self.first_step_of: dict[int, int] = {}
-        pairs = zip(self.read.tolist(), self.read_step.tolist(), strict=True)
+        read, steps = self.read.tolist(), self.read_step.tolist()
+        pairs = zip(read, steps, strict=True)
         for backward, step in pairs:
             self.windows.setdefault(step, []).append(backward)
             self.first_step_of.setdefault(backward, step)
@@ -497,9 +499,12 @@ class OptimizerHistory(LedgerAnalysis):
         """Return which of these parameters an event changed, and their norms before and after it."""
         changed = self.ledger.state[event, self.columns] & CHANGED
         columns = self.columns[changed > 0]
-        before, after = self.ledger.grad[[event - 1, event]][:, columns].astype(float)
+        norms = self.ledger.grad[[event - 1, event]]
+        before, after = norms[:, columns].astype(float)
         # Before the first event there is nothing.
-        return columns, before if event else np.zeros_like(after), after
+        if event == 0:
+            before = np.zeros_like(after)
+        return columns, before, after
 
     def epoch(self, event: int) -> tuple[int, int] | None:
         """Return the run through a loader in which an event fell: the innermost, or the last that ended before.
@@ -534,7 +539,8 @@ class OptimizerHistory(LedgerAnalysis):
 
     def waiting(self, step: int) -> list[int]:
         """Return those backwards of a step that nothing erased before it: what was put back by hand is not known."""
-        return [b for b in self.windows[step] if not 0 <= self.eraser[b] < step]
+        window = self.windows[step]
+        return [b for b in window if not 0 <= self.eraser[b] < step]
 
     def clip_ratio(self, event: int) -> float:
         """Return by what factor an event has shortened these gradients; 1 where it did nothing."""

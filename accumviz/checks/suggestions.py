@@ -221,7 +221,9 @@ class Code:
             node = function.statement(guards[0].lineno)
             alone = isinstance(node, ast.If) and len(_lines(node)) == 2
             fits &= alone and len(guards) == 1
-        if not (fits and function.may_move(node, other.line)) or function.is_all(node):
+        if function.is_all(node) or not fits:
+            return ""
+        if not function.may_move(node, other.line):
             return ""
         rows = function.rows[node.lineno - 1 : node.end_lineno]
         texts = dedent("\n".join(rows)).splitlines()
@@ -240,7 +242,8 @@ class Code:
         """
         line = zeroing(step)
         counted = all(map(_is_count, self._only_of(step, backward)))
-        if not (_is_call(step) and counted and self._function(step).has_names(line)):
+        fits = _is_call(step) and counted
+        if not (fits and self._function(step).has_names(line)):
             return ""
         added = _beside(step, [line], below=True)
         if zero is None:

@@ -160,8 +160,9 @@ def encode(data: dict[str, Any]) -> str:
 
 def identity(data: dict[str, Any]) -> str:
     """Return a name for a player that is the same whenever its content is."""
-    raw = json.dumps(data, sort_keys=True, allow_nan=False).encode("utf-8", "replace")
-    return "av" + hashlib.sha256(raw).hexdigest()[:6]
+    text = json.dumps(data, sort_keys=True, allow_nan=False)
+    digest = hashlib.sha256(text.encode("utf-8", "replace"))
+    return "av" + digest.hexdigest()[:6]
 
 
 def plain(
@@ -277,7 +278,10 @@ def _saved(events: Sequence[Event]) -> dict[str, Any]:
     for name, side in (("b", "saved_before"), ("a", "saved_after")):
         sizes = [getattr(event, side) for event in events]
         if np.isfinite(sizes).any():
-            columns[name] = [None if math.isnan(x) else _plain(x, 6) for x in sizes]
+            known = []
+            for size in sizes:
+                known.append(None if math.isnan(size) else _plain(size, 6))
+            columns[name] = known
     return columns
 
 
@@ -363,7 +367,8 @@ def _shares(
         rows.append(row)
     looks = {part.look for bar in bars for part in bar.segments}
     inks = {literal(bar.label): bar.color for bar in bars}
-    dashed = ", ".join(filter(None, ["Dashed: 1", shares.among(ledger)]))
+    among = shares.among(ledger)
+    dashed = f"Dashed: 1, {among}" if among else "Dashed: 1"
     return {
         "r": plain(shares.reach(bars)),
         "rows": rows,
@@ -493,7 +498,8 @@ def _add_lost(ledger: Ledger, rows: list[Row]) -> None:
 
 def _use_one_scale(rows: list[Row]) -> None:
     """Let each row reach as far as its parameter does on all ranks."""
-    reaches = layout.one_scale([(row["n"], row["r"]) for row in rows])
+    own = [(row["n"], row["r"]) for row in rows]
+    reaches = layout.one_scale(own)
     for row, reach in zip(rows, reaches, strict=True):
         row["r"] = plain(reach)
 
@@ -512,14 +518,19 @@ def _heat(
     starts = np.unique(np.arange(width) * len(events) // width)
     labels = layout.label_places(ledger, events)
     codes = layout.heat(added, ~(grads < 0), labels, starts, levels)
-    told = _marks(len(events), width)
-    return {"heat": {"w": width, "told": told, "px": codes.ravel().tolist()}}
+    heat = {
+        "w": width,
+        "told": _marks(len(events), width),
+        "px": codes.ravel().tolist(),
+    }
+    return {"heat": heat}
 
 
 def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:
     """Return all elements of the small parameters, if they are few: [contributions, grads]."""
-    small = [p for p in sorted(ledger.exact) if ledger.parameters[p].numel <= 4]
-    elements = sum(ledger.parameters[p].numel for p in small)
+    numels = {p: ledger.parameters[p].numel for p in sorted(ledger.exact)}
+    small = {p: numel for p, numel in numels.items() if numel <= 4}
+    elements = sum(small.values())
     if 2 * len(chosen) * elements > _EXACT_NUMBERS:
         return {}
     kept: dict[str, Any] = {}
@@ -573,7 +584,11 @@ def listing(ledger: Ledger, events: Sequence[Event]) -> tuple[list[Shown], list[
             count += 1
             written.append([n, *_colored(line[:_LONGEST])])
         files.append({"name": file, "lines": written})
-    return files, [at.get((str(event.file), event.line), -1) for event in events]
+    places = []
+    for event in events:
+        line = str(event.file), event.line
+        places.append(at.get(line, -1))
+    return files, places
 
 
 def _colored(line: str) -> list[Any]:
