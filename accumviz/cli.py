@@ -119,9 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_ledgers(check)
     check.add_argument(
         "--format",
-        choices=("text", "json", "github"),
+        choices=("text", "json", "github", "sarif"),
         default="text",
-        help="print it as text, as JSON, or as annotations of GitHub's workflows",
+        help="print it as text, as JSON, as annotations of GitHub's workflows, or as SARIF",
     )
     _add_fail_on(check)
     _add_rules(check)
@@ -364,6 +364,8 @@ def _written(report: Report, form: str, files: list[Path]) -> str:
             return report.to_json()
         case "github":
             return reports.github(report)
+        case "sarif":
+            return reports.sarif(report)
     return f"{report}\n\n{_next(files)}"
 
 

@@ -1107,6 +1107,8 @@ def test_a_report_carries_no_text_that_a_page_would_run() -> None:
     hostile = replace(report.findings[0], file="a\n::error::b,c:d", cause="100%\r\n::error::", suggestion="- \x1b[2J")
     commands = reports.github(replace(report, findings=(hostile,)))
     assert commands.isprintable() and "file=a %3A%3Aerror%3A%3Ab%2Cc%3Ad,line=" in commands
+    [result] = json.loads(reports.sarif(report))["runs"][0]["results"]
+    assert result["ruleId"] == "loss-not-divided" and result["locations"]
 
 
 _NONSENSE: list[Any] = [

@@ -413,6 +413,12 @@ def test_check_fails_where_it_was_asked_to(tmp_path: Path, capsys: pytest.Captur
         assert said(capsys, "check", "--fail-on", least, tmp_path / "x.ledger")[0] == fails
 
 
+def test_a_comment_that_ignores_no_rule_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger(wrong=True, comment="  # accumviz: ignore[loss-not-divide]").save(tmp_path / "x.ledger")
+    out = said(capsys, "check", tmp_path / "x.ledger")[1]
+    assert "No rule is called 'loss-not-divide', as the comment on this line has it." in " ".join(out.split())
+
+
 @pytest.mark.parametrize(
     ("comment", "options"),
     [
@@ -435,6 +441,8 @@ def test_what_is_ignored_is_counted_and_leaves_a_condition(
     report = json.loads(said(capsys, "check", "--format", "json", *options, file)[1])
     assert report["findings"] == []
     assert [finding["rule"] for finding in report["ignored"]] == [NAMED]
+    (run,) = json.loads(said(capsys, "check", "--format", "sarif", *options, file)[1])["runs"]
+    assert [result["suppressions"] for result in run["results"]] == [[{"kind": "external"}]]
     assert (ignored in av.check(av.load(file)).to_html()) == bool(comment)
 
 
@@ -473,7 +481,7 @@ def test_rules_are_listed_in_a_line_each_and_each_is_explained(capsys: pytest.Ca
 
 @pytest.mark.parametrize("before", [[], ["--check"], ["check"]])
 def test_a_script_in_the_wrong_place_is_asked_about(before: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = said(capsys, *before, "train.py", "--json")
+    code, _, err = said(capsys, *before, "train.py", "--fail-on", "error")
     assert code == 2
     assert err.endswith("Did you mean `accumviz run --check train.py`?\n")
 
@@ -513,6 +521,7 @@ COMMANDS = (
     "check --fail-on error",
     "check --format json",
     "check --format github",
+    "check --format sarif",
     "view --no-open",
 )
 _opened: list[str] = []

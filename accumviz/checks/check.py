@@ -110,7 +110,7 @@ def check(
     if not counts["backwards"]:
         return Report(reason=reason, counts=counts)
     analysis = LedgerAnalysis(ledger)
-    findings = _one_for_each_cause(analysis)
+    findings = [_with_misspelt(each) for each in _one_for_each_cause(analysis)]
     ignored = [each for each in findings if _is_ignored(each, rules)]
     unjudged: dict[str, str] = {}
     conditions: list[str] = []
@@ -133,10 +133,22 @@ def check(
 
 def _is_ignored(finding: Finding, rules: Set[str]) -> bool:
     """Return whether a finding is to be ignored: by its rule's name, or by a comment on its line."""
+    return finding.rule in rules or finding.rule in _named_on_its_line(finding)
+
+
+def _named_on_its_line(finding: Finding) -> list[str]:
     line = dict(finding.around).get(finding.line, finding.source)
     comment = re.search(r"#\s*accumviz:\s*ignore\[(.*?)\]", line)
-    named = re.split(r"[,\s]+", comment[1]) if comment else []
-    return finding.rule in rules or finding.rule in named
+    return re.split(r"[,\s]+", comment[1]) if comment else []
+
+
+def _with_misspelt(finding: Finding) -> Finding:
+    """Say in a finding which name of the comment on its line no rule has."""
+    known = {rule.name for rule in RULES}
+    for name in set(_named_on_its_line(finding)) - known:
+        said = f"{finding.cause} No rule is called {name!r}, as the comment on this line has it."
+        finding = replace(finding, cause=said)
+    return finding
 
 
 def _counts(ledger: Ledger) -> dict[str, int]:

@@ -43,6 +43,8 @@ _SETTINGS = {
     "pytorch_lightning": "accumulate_grad_batches",
     "transformers": "gradient_accumulation_steps",
 }
+# As GitHub calls them.
+_LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 _COLORS = {
     "error": "31",
     "warning": "33",
@@ -69,7 +71,7 @@ class Finding:
     `evidence` holds the numbers, `cause` one sentence;
     `suggestion` shows the line as it is (`-`) and as it should be (`+`), or is empty. `times` counts
     how often it was met, `optimizer` is the number of the optimizer that it concerns, `rank` whose
-    event this is in a ledger of several ranks.
+    events these are where the files of several ranks were judged.
     """
 
     rule: str
@@ -247,9 +249,12 @@ def _write(finding: Finding, page: _Lines) -> None:
 
 def _head(finding: Finding) -> str:
     """Name a finding's rule, and say where it was met and how often."""
-    rank = "" if finding.rank is None else f"  rank {finding.rank}"
-    times = f", {finding.times} times" if finding.times > 1 else ""
-    return f"{finding.rule}{rank}  at event {finding.event}{times}"
+    head = finding.rule
+    head += "" if finding.rank is None else f"  rank {finding.rank}"
+    # The event of the line that is shown, as a page has it.
+    at = finding.step if finding.event is None else finding.event
+    head += "" if at is None else f"  at event {at}"
+    return head + (f", {finding.times} times" if finding.times > 1 else "")
 
 
 def _write_unjudged(unjudged: Mapping[str, str], page: _Lines) -> None:
@@ -412,10 +417,13 @@ def _command(finding: Finding) -> str:
     if finding.file and finding.line:
         place = f"file={_property(finding.file)},line={finding.line},"
     title = _property(f"accumviz: {finding.rule}")
-    level = finding.severity.replace("note", "notice")
-    rows = [finding.cause, *finding.suggestion.splitlines()]
-    message = _escaped("\n".join(map(literal, rows)))
-    return f"::{level} {place}title={title}::{message}"
+    level = _LEVELS[finding.severity]
+    return f"::{level} {place}title={title}::{_escaped(_message(finding))}"
+
+
+def _message(finding: Finding) -> str:
+    """Return what is wrong, and below it the suggestion."""
+    return "\n".join(map(literal, [finding.cause, *finding.suggestion.splitlines()]))
 
 
 def _escaped(text: str) -> str:
@@ -424,3 +432,35 @@ def _escaped(text: str) -> str:
 
 def _property(text: str) -> str:
     return _escaped(literal(text)).replace(":", "%3A").replace(",", "%2C")
+
+
+def sarif(report: Report) -> str:
+    """Return a report in the format that code scanners read, SARIF 2.1.0."""
+    rules = dict.fromkeys(each.rule for each in (*report.findings, *report.ignored))
+    driver = {
+        "name": "accumviz",
+        "rules": [{"id": rule} for rule in rules],
+    }
+    results = [_result(finding) for finding in report.findings]
+    for finding in report.ignored:
+        results.append(_result(finding) | {"suppressions": [{"kind": "external"}]})
+    whole = {
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }
+    return json.dumps(whole)
+
+
+def _result(finding: Finding) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "ruleId": finding.rule,
+        "level": finding.severity,
+        "message": {"text": _message(finding)},
+    }
+    if finding.file and finding.line:
+        place = {
+            "artifactLocation": {"uri": finding.file},
+            "region": {"startLine": finding.line},
+        }
+        result["locations"] = [{"physicalLocation": place}]
+    return result
