@@ -22,6 +22,8 @@ from accumviz.views.tables import report_data
 
 # A name of its own: what the events of an arrangement show is the text that ran, not a file's.
 _FILE = "loop.py"
+# How tall its bars are, in pixels: loop, verdict and timeline are seen at once.
+_LANE = 90
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,7 @@ class Lab(Displayed):
     def _told(self, run: Arrangement) -> dict[str, Any]:
         """Return what the page is told of a run."""
         whole = ledger_data(run.ledger, self._ground)
+        whole["lane"] = _LANE
         whole["about"] = counted(len(run.ledger), "event")
         whole["rows"] = _rows(run)
         whole["report"] = report_data(run.report)

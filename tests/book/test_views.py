@@ -16,7 +16,7 @@ from tests.browser.frames import drawn
 Open = Callable[..., Any]
 Address = Callable[[str, str], str]
 MUSEUM = "chapters/12_museum.html"
-HEIGHTS = """() => [...document.querySelectorAll(".av-xframe, .av-frame")]
+HEIGHTS = """() => [...document.querySelectorAll(".av-xframe, .av-frame, .av-lframe")]
     .filter(one => one.checkVisibility() && !one.parentElement.closest(".av-xframe"))
     .map(one => Math.round(one.getBoundingClientRect().height))"""
 
@@ -51,7 +51,7 @@ def test_each_exhibit_shows_its_mistake_at_a_glance(watch: Open, address: Addres
 def test_control_and_effect_are_on_one_screen(
     page_name: str, width: int, most: int, watch: Open, address: Address
 ) -> None:
-    """Explorers were 923 to 2,126 px high, on a phone up to 5,015."""
+    """Explorers were 923 to 2,126 px high, on a phone up to 5,015; the loop lab 1,200 and 2,000."""
     page = watch(width=width).page
     page.goto(address(page_name, "file") + "?show")
     page.wait_for_function(weight.READY)

@@ -149,7 +149,7 @@ BESIDE = """all => all.map(line => {
 
 
 def test_a_finger_taps_a_line_and_then_a_place_and_still_scrolls(show: Show) -> None:
-    watched = show(made(), width=375, has_touch=True)
+    watched = show(made(), again=2, width=375, has_touch=True)
     bench = watched.bench
     assert max(watched.page.locator(".av-movable:has(.av-no)").evaluate_all(BESIDE)) < 3
     bench.grip(CLIP).tap()
@@ -272,3 +272,36 @@ def test_a_permalink_brings_an_arrangement_and_its_moment_back_or_says_that_it_i
         again.page.evaluate("hash => { location.hash = hash; }", f"#{made().id}&{lost}&e=1e9")
         expect(again.root.locator(".av-said")).to_contain_text("The arrangement of this link is not here any more")
         assert again.code == made().text().splitlines()
+
+
+SEEN = """frame => [".av-in-code", ".av-said", ".av-in-time"].map(name => {
+    const box = frame.querySelector(name).getBoundingClientRect();
+    return box.height > 0 && box.bottom - frame.getBoundingClientRect().top;
+})"""
+
+
+@pytest.mark.parametrize(("options", "most"), [({}, 720), ({"width": 375, "has_touch": True}, 812)])
+def test_loop_verdict_and_timeline_are_on_one_screen_in_the_longest_loop(
+    options: dict[str, Any], most: int, show: Show
+) -> None:
+    """The lab was 1,200 px high, on a phone 2,000: what a moved line had done was below the screen."""
+    lab = made((("sizes", "unequal"), ("divide", "samples"), ("clip", "backward")))
+    bench = show(lab, fragment=f"#{lab.id}&tail=drop&e=2", **options).bench
+    assert bench.said.startswith("✗ 2 mistakes")
+    frame = bench.root.locator(".av-lframe")
+    assert all(0 < bottom <= most for bottom in frame.evaluate(SEEN))
+    assert frame.bounding_box()["height"] <= most
+
+
+def test_a_tab_shows_another_pane_below_the_loop_and_it_stays_while_lines_move(show: Show) -> None:
+    bench = show(made(), width=375, has_touch=True).bench
+    for name, pane in (("Choices", ".av-options"), ("Report", ".av-found"), ("Shares", ".av-in-shares .av-share b")):
+        tab = bench.root.get_by_role("button", name=name, exact=True)
+        tab.tap()
+        assert tab.get_attribute("aria-pressed") == "true"
+        assert bench.root.locator(pane).first.is_visible()
+        assert not bench.root.locator(".av-in-time").is_visible()
+        assert bench.root.locator(".av-said").is_visible()
+    bench.grip(ZERO).press("ArrowUp")
+    assert bench.said.startswith("✗ 1 mistake: zero-before-step.")
+    assert bench.root.locator(".av-in-shares .av-share b").first.is_visible()

@@ -3,7 +3,7 @@
 /** @import { LabData, Offer } from "./lab-types.d.ts" */
 /** @import { Dispose, Host } from "../../views/js/types.d.ts" */
 
-import { arrive, group, h } from "../../views/js/dom.js";
+import { arrive, group, h, put } from "../../views/js/dom.js";
 import { choiceIn, linkOf } from "./lab-address.js";
 import { choiceOf } from "./lab-choices.js";
 import { reportPane } from "../../views/js/report.js";
@@ -15,6 +15,9 @@ import { watchLooks } from "../../views/js/player.js";
 
 /** Whether a choice stands beside the code: not what moves a line. */
 const isAsked = (/** @type {Offer} */ { line }) => !line;
+
+/** What stands below the loop, one at a time; on a phone the report and the choices, too. */
+const PANES = { report: "Report", choices: "Choices", time: "Timeline", shares: "Shares", weights: "Weights" };
 
 /** Put in a lab. @param {Host} host @returns {Promise<Dispose>} */
 export async function bench({ model, el }) {
@@ -36,11 +39,20 @@ export async function bench({ model, el }) {
     return isAsked(offer) ? choiceOf(offer, { key: `${uid}-${i}`, choose }) : null;
   });
   const again = h("button.av-restart", { type: "button", click: () => settle([...start], "") }, "Back to the start");
-  const choices = h("div.av-options", group("Choices"), ...asks.flatMap((ask) => (ask ? [ask.el] : [])), again);
-  const slots = { code: h("div.av-at-code"), tape: h("div.av-at-tape"), below: h("div.av-at-below") };
-  const grid = h("div.av-bench", {}, slots.code, choices, report.el, slots.tape, slots.below);
+  const choices = h("div.av-options", group("Choices"), ...asks.flatMap((ask) => (ask ? [ask.el] : [])));
+  const slots = { code: h("div.av-at-code"), tape: h("div.av-at-tape"), panes: h("div.av-at-panes") };
+  const tabs = Object.entries(PANES).map(([name, label]) =>
+    h(`button.av-tab.av-to-${name}`, { type: "button", click: () => see(name) }, label));
+  const choosing = h("div.av-choose", group("Panes"), ...tabs);
+  const grid = h("div.av-bench", {}, slots.code, report.el, choices, slots.tape, choosing, slots.panes);
   const frame = h("div.av-lframe", group("Loop lab"), grid);
 
+  /** @param {string} name */
+  function see(name) {
+    frame.dataset.here = name;
+    for (const tab of tabs) put(tab, { "aria-pressed": tab.matches(`.av-to-${name}`) });
+    standing?.paint();
+  }
   /** @param {number} i @param {number} place @param {string} [role] */
   function change(i, place, role) {
     const next = choice.map((old, k) => (k === i ? place : old));
@@ -69,11 +81,12 @@ export async function bench({ model, el }) {
     if (!run) return;
     report.draw(run.report, note);
     standing?.stop();
-    standing = stand(run, { uid, offers, put, slots, e, link: (at) => linkOf(id, offers, start, choice, at) });
+    const link = (/** @type {number} */ at) => linkOf(id, offers, start, choice, at);
+    standing = stand(run, { uid, offers, put: move, slots, again, e, link });
     if (role) standing.focus(role);
   }
   /** @param {string} role @param {string} value @param {number} [top] */
-  function put(role, value, top) {
+  function move(role, value, top) {
     const i = offers.findIndex(({ name }) => name === role);
     change(i, offers[i].values.indexOf(value), role);
     standing?.focus(role, top);
@@ -97,6 +110,7 @@ export async function bench({ model, el }) {
   const ended = new AbortController();
   addEventListener("hashchange", follow, { signal: ended.signal });
   el.append(h("div.accumviz.av-player", {}, frame));
+  see("time");
   draw();
   follow();
   const unwatch = watchLooks(frame, repaint, repaint);

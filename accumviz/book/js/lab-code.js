@@ -144,7 +144,6 @@ export function movingPane(app, { offers, rows, put: move }) {
   stow();
   shelf.prepend(h("span.av-quiet", {}, `Taken out: ${shelf.querySelector(".av-out") ? "" : "nothing"}`));
   code.el.append(shelf);
-  const hint = "Drag a marked line, or tap it and then a place for it; with keys, ↑ and ↓ move it.";
-  code.el.append(h("p.av-note", {}, hint));
+  code.head.append(h("span.av-quiet", {}, "Drag or tap a marked line; ↑ and ↓ move it."));
   return { ...code, focus: coming(grips) };
 }

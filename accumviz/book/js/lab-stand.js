@@ -22,7 +22,8 @@ import { sentence } from "../../views/js/words.js";
  * @property {string} uid
  * @property {Offer[]} offers
  * @property {(role: string, value: string, top?: number) => void} put
- * @property {Record<"code" | "tape" | "below", HTMLElement>} slots
+ * @property {Record<"code" | "tape" | "panes", HTMLElement>} slots
+ * @property {HTMLElement} again  leads back to the start
  * @property {number | null} e  the moment to show; null: the one that there is something to see at
  * @property {(e: number) => string} link
  */
@@ -47,7 +48,7 @@ function momentOf(first, last, e, show) {
 const toBeSeen = ({ kinds }, { report }) => report.findings[0]?.event ?? kinds.indexOf("step");
 
 /** @param {LabRun} run @param {Ground} ground */
-export function stand(run, { uid, offers, put, slots, e, link }) {
+export function stand(run, { uid, offers, put, slots, again, e, link }) {
   const data = { ...run, layouts: [], graphs: [], of: {}, missing: "" };
   const ledger = new Ledger(data);
   const { length } = ledger;
@@ -67,14 +68,15 @@ export function stand(run, { uid, offers, put, slots, e, link }) {
   }
   const move = (/** @type {number} */ steps) => by(at().e + steps);
   const top = controls({ ledger, first, move, toggle: reel.toggle, scrub: by });
-  const moments = h("div.av-moments", {}, top.bar, top.say, time.el);
+  const moments = h("div.av-moments", {}, top.bar, top.say);
   keys(moments, length, { move, run() {}, moment: () => undefined, play: top.play });
   const panes = [code, time, shares, weights].filter((pane) => pane !== null);
   app.light = lighting(panes);
   weights?.draw(at()); // it moves from where it is seen first
+  code.head.append(again);
   slots.code.replaceChildren(code.el);
   slots.tape.replaceChildren(moments);
-  slots.below.replaceChildren(...[shares, weights].flatMap((pane) => (pane ? [pane.el] : [])));
+  slots.panes.replaceChildren(...panes.slice(1).map(({ el }) => el));
 
   function show() {
     const state = at();

@@ -38,7 +38,7 @@ export function reportPane(go) {
   const said = h("b");
   const aside = h("span.av-aside");
   const live = h("p.av-said", { "aria-live": "polite" }, sign, " ", said, " ", aside);
-  const found = h("div.av-found");
+  const found = h("div.av-found.av-scroll");
   const made = pane("report", "Report of check", live, found);
 
   /** @param {ReportData} report @param {string} note what else is to be said */
