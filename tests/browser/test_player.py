@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import accumviz as av
+from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views import payload, words
 from accumviz.views.player import Player, play
@@ -212,7 +213,10 @@ def test_a_finger_does_what_a_mouse_does(show: Show) -> None:
 
 
 def test_the_graph_zooms_fits_and_pans(show: Show) -> None:
-    played = show(play(TOY, GRAPHS)).played
+    nodes = [Node(i, "MulBackward0", "" if i else "loss", shape=(1,)) for i in range(12)]
+    edges = [Edge(node.id, node.id + 1) for node in nodes]
+    long = Graph((*nodes, Node(12, "AccumulateGrad", "w", shape=(1,))), tuple(edges), (0,))
+    played = show(play(TOY, {0: long})).played
     svg, box = played.root.locator(".av-in-graph .av-win > svg"), played.root.locator(".av-in-graph .av-win")
     before = svg.bounding_box()["width"]
     for _ in range(4):
@@ -228,6 +232,13 @@ def test_the_graph_zooms_fits_and_pans(show: Show) -> None:
     assert "Selected" not in played.said
     played.root.get_by_role("button", name="fit the whole graph").click()
     assert svg.bounding_box()["height"] <= place["height"] + 1
+
+
+def test_a_graph_that_is_seen_whole_has_no_buttons_to_zoom(show: Show) -> None:
+    played = show(play(TOY, GRAPHS)).played
+    graph, box = (played.root.locator(f".av-in-graph .av-win{part}").bounding_box() for part in (" > svg", ""))
+    assert box["height"] >= graph["height"] > 100
+    assert not played.root.get_by_role("button", name=re.compile("zoom|fit")).count()
 
 
 def test_a_permalink_restores_the_moment_and_other_anchors_are_left_alone(show: Show) -> None:

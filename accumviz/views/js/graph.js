@@ -64,7 +64,7 @@ export function graphPane(app) {
     go({ n: null, node: -1 });
   }, "modules");
   turn.hidden = !data.graphs.some(({ other }) => other);
-  const tools = h("span.av-tools", {}, turn, ...view.tools());
+  const tools = h("span.av-tools", {}, turn, ...view.tools);
   made.head.append(tools);
   /** @type {ReturnType<typeof drawing> | undefined} */
   let shown;

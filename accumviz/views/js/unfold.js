@@ -34,7 +34,7 @@ function offer(drawing, insides) {
 function start(box, insides, name) {
   const view = zooming(box);
   const path = h("nav.av-path", { "aria-label": "modules" });
-  const bar = h("div.av-bar", {}, path, ...view.tools());
+  const bar = h("div.av-bar", {}, path, ...view.tools);
   const whole = /** @type {SVGSVGElement} */ (box.firstChild);
   let here = "";
   /** How near and from where a drawing was seen when the reader left it. @type {Map<string, number[]>} */

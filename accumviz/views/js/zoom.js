@@ -17,6 +17,7 @@ export function zooming(box) {
   let [scale, moved] = [1, 0];
   /** @type {{w: number, h: number} | undefined} */
   let size;
+  const tools = TOOLS.map(([face, label, by]) => button("zoom", label, () => zoom(by), face));
 
   /** Zoom by a factor (0: until all is in view) around the middle. @param {number} factor */
   function zoom(factor, least = 0.1, most = 3) {
@@ -32,10 +33,12 @@ export function zooming(box) {
 
   /** The scale at which all is seen. */
   const whole = () => Math.min((box.clientWidth - 4) / (size?.w ?? 1), (box.clientHeight - 4) / (size?.h ?? 1));
-  /** As large as fits, but never too small to read. */
+  /** As large as fits, but never too small to read; what is seen whole needs no tools. */
   function fit() {
     zoom(0, READ, 1.15);
-    box.scrollLeft = (box.scrollWidth - box.clientWidth) / 2;
+    const { scrollWidth, scrollHeight, clientWidth, clientHeight } = box;
+    for (const tool of tools) tool.hidden = scrollWidth <= clientWidth && scrollHeight <= clientHeight;
+    box.scrollLeft = (scrollWidth - clientWidth) / 2;
   }
 
   put(box, {
@@ -50,7 +53,7 @@ export function zooming(box) {
   return {
     zoom,
     fit,
-    tools: () => TOOLS.map(([face, label, by]) => button("zoom", label, () => zoom(by), face)),
+    tools,
     isStill: () => moved < STILL,
     scale: () => scale,
     /** @param {{w: number, h: number} | undefined} now */
