@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from playwright.sync_api import expect
 
 import accumviz as av
 from accumviz.graph.graph import Edge, Graph, Node
@@ -239,6 +240,22 @@ def test_a_graph_that_is_seen_whole_has_no_buttons_to_zoom(show: Show) -> None:
     graph, box = (played.root.locator(f".av-in-graph .av-win{part}").bounding_box() for part in (" > svg", ""))
     assert box["height"] >= graph["height"] > 100
     assert not played.root.get_by_role("button", name=re.compile("zoom|fit")).count()
+
+
+def test_a_press_on_the_link_copies_the_address_of_the_moment_and_says_so(show: Show) -> None:
+    player = play(TOY, GRAPHS)
+    played = show(player, permissions=["clipboard-read", "clipboard-write"]).played
+    played.go("next event")
+    link = played.root.get_by_label("link to this moment")
+    link.click()
+    expect(played.root.get_by_role("status")).to_have_text("Link copied")
+    page = played.page
+    assert page.evaluate("navigator.clipboard.readText()") == f"{page.url}#{player.id}&e=0"
+    played.go("next event")
+    assert played.root.get_by_role("status").inner_text() == "", "another moment has another link"
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    link.click()
+    assert page.evaluate("location.hash") == f"#{player.id}&e=1"
 
 
 def test_a_permalink_restores_the_moment_and_other_anchors_are_left_alone(show: Show) -> None:

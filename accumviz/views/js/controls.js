@@ -30,13 +30,24 @@ export function controls({ ledger, first, move, toggle, scrub }) {
   put(more, { "aria-expanded": false });
   const say = h("div.av-saying", {}, line, more);
   const play = button("play", "play", toggle);
-  const link = h("a.av-b", named("link to this moment"), icon("link"));
+  const copied = h("span", { role: "status" });
+  const link = h("a.av-b", { ...named("link to this moment"), click: copy }, icon("link"));
+  /** @param {Event} event */
+  async function copy(event) {
+    event.preventDefault();
+    try {
+      await navigator.clipboard.writeText(link.href);
+      tell(copied, "Link copied");
+    } catch {
+      location.href = link.href; // a page without a clipboard
+    }
+  }
   link.hidden = location.protocol === "about:"; // nothing can link into a frame without an address
   const back = button("back", "previous event", () => move(-1));
   const next = button("next", "next event", () => move(1));
   const steps = [back, play, next, slider];
   for (const one of steps) one.hidden = ledger.length - first < 2; // there is no other moment to go to
-  const bar = h("div.av-top", {}, ...steps, count, link);
+  const bar = h("div.av-top", {}, ...steps, count, copied, link);
 
   /** @param {boolean} on */
   function showPlaying(on) {
@@ -54,6 +65,7 @@ export function controls({ ledger, first, move, toggle, scrub }) {
       const happens = (n ?? 0) < 0 ? "forward" : ledger.kinds[e];
       tell(kind, e < 0 ? "start" : happens);
       kind.style.setProperty("--av-kind", ledger.kindColor(e));
+      if (link.getAttribute("href") !== address) tell(copied, "");
       link.href = address;
     }
     tell(words, told);
