@@ -36,6 +36,8 @@ MENDS = (
     (re.compile(r'target="_blank"(?![^>]*\brel=)'), 'target="_blank" rel="noopener"'),
     # deprecated in ARIA 1.3, and no item of the list that it stands in
     (re.compile(r'role="doc-biblioentry"'), 'role="listitem"'),
+    # Sphinx and docutils each write one
+    (re.compile(r'<meta name="viewport"[^>]*>(?=<meta name="viewport")'), ""),
 )
 # Events happen at lines with one of these, and figures speak of those lines by number.
 NUMBERED = re.compile(r"\b([Ee]vents?|[Ss]teps?|[Ll]ines?|[Rr]anks?|[Ee]pochs?|[Cc]hapters?|K =) (?=\d)")

@@ -104,6 +104,11 @@ def test_the_front_page_has_the_books_title_once_and_its_card_the_picture(publis
     assert (published / picture).stat().st_size > 9_000
 
 
+def test_a_page_names_its_viewport_once(published: Path) -> None:
+    for page in ("index.html", "chapters/01_small.html", "search.html"):
+        assert (published / page).read_text("utf-8").count('name="viewport"') == 1
+
+
 def test_a_page_without_cells_is_offered_nowhere(published: Path) -> None:
     for page in ("index.html", "search.html"):
         assert [link for link in links(published / page) if "notebook" in str(link)] == to_colab(published / page) == []
