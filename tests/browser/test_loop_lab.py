@@ -274,6 +274,12 @@ def test_a_permalink_brings_an_arrangement_and_its_moment_back_or_says_that_it_i
         assert again.code == made().text().splitlines()
 
 
+def test_a_suggestion_marks_the_lines_between_what_it_takes_out_and_puts_in(show: Show) -> None:
+    bench = show(made((("clip", "backward"),))).bench
+    lines = bench.root.locator(".av-suggestion").inner_text().rstrip().splitlines()
+    assert lines == [f"- {CLIP}", "  …", f"+ {CLIP}", f"  {STEP}"]
+
+
 SEEN = """frame => [".av-in-code", ".av-said", ".av-in-time"].map(name => {
     const box = frame.querySelector(name).getBoundingClientRect();
     return box.height > 0 && box.bottom - frame.getBoundingClientRect().top;

@@ -74,6 +74,21 @@ WIDGETS: dict[str, Callable[[], Any]] = {
 SAYS = {"a player": "w receives −4, .grad −20", "an explorer": "gradient at the end", "the loop lab": "add to 3."}
 
 
+# What the notes of a pane say beside their keys.
+REMARKS = """all => all.map(note => {
+    const own = [...note.childNodes].filter(one => one.nodeType === 3).map(one => one.data);
+    return own.join(" ").split(/\\s+/).filter(Boolean);
+})"""
+
+
+@pytest.mark.parametrize("name", WIDGETS)
+def test_a_pane_has_no_instructions_for_reading_it(name: str, show: Open) -> None:
+    """Below each timeline stood: 'Bars grow from the thin line, zero, the oldest part first. Heavy line: …'."""
+    page = show(WIDGETS[name](), wait=".av-frame, .av-lframe").page
+    remarks = page.locator(".av-pane .av-note:has(.av-key)").evaluate_all(REMARKS)
+    assert remarks and max(map(len, remarks)) <= 13, remarks
+
+
 @pytest.mark.parametrize("name", [*PICTURES, *WIDGETS])
 def test_without_scripts_there_are_words_and_nothing_that_could_be_moved(name: str, watch: Any, tmp_path: Path) -> None:
     page = watch(java_script_enabled=False).page

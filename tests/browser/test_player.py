@@ -417,6 +417,18 @@ def test_many_parameters_are_grouped_unfolded_and_found_by_name(show: Show) -> N
     assert watched.complaints == []
 
 
+def test_in_a_heat_map_a_row_names_itself_under_a_pointer_and_a_word_says_what_stronger_is(show: Show) -> None:
+    """Rows inside groups had no names, and a blue square stood for a ramp of blues."""
+    played = show(play(large(60, 48))).played
+    box = played.root.locator(".av-plot").bounding_box()
+    told = []
+    for y in (0.3, 0.32):
+        played.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + y * box["height"])
+        told += re.findall(r"layers\.1\.\d+\.weight", played.root.locator(".av-plot").get_attribute("title"))
+    assert len(set(told)) == 2
+    assert "Stronger: a larger contribution." in played.root.locator(".av-in-time .av-note").inner_text()
+
+
 def test_a_browser_that_stores_nothing_still_plays(watch: Open, tmp_path: Path) -> None:
     play(TOY, GRAPHS).save(tmp_path / "run.html")
     watched = watch()
