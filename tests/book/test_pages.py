@@ -204,6 +204,14 @@ def test_the_opening_is_seen_and_played_without_scrolling(
         assert box["y"] + box["height"] <= height, f"{part} ends at {box['y'] + box['height']}"
 
 
+def test_the_loop_lab_of_the_front_page_begins_within_two_screens(watch: Open, address: Address) -> None:
+    page = watch(width=1280).page
+    page.goto(address("index.html", "file"))
+    lab = page.locator(".av-lab")
+    lab.locator(".av-in-code").wait_for()
+    assert lab.bounding_box()["y"] <= 2 * page.viewport_size["height"]
+
+
 def test_without_its_division_the_opening_shows_a_loss_that_climbs(watch: Open, address: Address) -> None:
     page = watch(reduced_motion="reduce").page
     page.goto(address("index.html", "file"))

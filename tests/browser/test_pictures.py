@@ -82,7 +82,7 @@ REMARKS = """all => all.map(note => {
 
 
 @pytest.mark.parametrize("name", WIDGETS)
-def test_a_pane_has_no_instructions_for_reading_it(name: str, show: Open) -> None:
+def test_a_pane_has_no_instructions_for_reading_it(name: str, show: Any) -> None:
     """Below each timeline stood: 'Bars grow from the thin line, zero, the oldest part first. Heavy line: …'."""
     page = show(WIDGETS[name](), wait=".av-frame, .av-lframe").page
     remarks = page.locator(".av-pane .av-note:has(.av-key)").evaluate_all(REMARKS)
