@@ -65,7 +65,7 @@ export function controls({ ledger, first, move, toggle, scrub }) {
       const happens = (n ?? 0) < 0 ? "forward" : ledger.kinds[e];
       tell(kind, e < 0 ? "start" : happens);
       kind.style.setProperty("--av-kind", ledger.kindColor(e));
-      if (link.getAttribute("href") !== address) tell(copied, "");
+      if (link.hash !== address) tell(copied, "");
       link.href = address;
     }
     tell(words, told);

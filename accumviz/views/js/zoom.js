@@ -36,9 +36,9 @@ export function zooming(box) {
   /** As large as fits, but never too small to read; what is seen whole needs no tools. */
   function fit() {
     zoom(0, READ, 1.15);
-    const { scrollWidth, scrollHeight, clientWidth, clientHeight } = box;
-    for (const tool of tools) tool.hidden = scrollWidth <= clientWidth && scrollHeight <= clientHeight;
-    box.scrollLeft = (scrollWidth - clientWidth) / 2;
+    const over = box.scrollWidth - box.clientWidth;
+    for (const tool of tools) tool.hidden = !over && box.scrollHeight === box.clientHeight;
+    box.scrollLeft = over / 2;
   }
 
   put(box, {
