@@ -586,8 +586,8 @@ def listing(ledger: Ledger, events: Sequence[Event]) -> tuple[list[Shown], list[
         files.append({"name": file, "lines": written})
     places = []
     for event in events:
-        line = str(event.file), event.line
-        places.append(at.get(line, -1))
+        where = str(event.file), event.line
+        places.append(at.get(where, -1))
     return files, places
 
 
