@@ -119,14 +119,14 @@ def to_notebook(app: Sphinx, pagename: str, brought: dict[str, wheels.Wheel], ve
     written.append(last)
     for index, cell in enumerate(written):
         cell["id"] = f"cell-{index}"  # two builds write the same bytes
-    notebook = new_notebook(
-        cells=written,
-        metadata={
-            "colab": {"name": posixpath.basename(notebook_path(pagename)), "toc_visible": True},
-            "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
-            "language_info": {"name": "python"},
-        },
-    )
+    metadata = {
+        "colab": {"name": posixpath.basename(notebook_path(pagename)), "toc_visible": True},
+        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
+        "language_info": {"name": "python"},
+    }
+    if any("cuda.is_available" in cell.source for cell in cells):
+        metadata["accelerator"] = "GPU"  # Colab then offers a runtime that has one
+    notebook = new_notebook(cells=written, metadata=metadata)
     nbformat.validate(notebook)
     return notebook
 

@@ -50,6 +50,11 @@ def test_a_notebook_is_valid_without_outputs_and_at_most_500_kb(notebook: Any, n
     assert [cell.id for cell in notebook.cells] == [f"cell-{index}" for index in range(len(notebook.cells))]
 
 
+def test_a_notebook_whose_cells_use_a_gpu_asks_for_one(notebook: Any, notebook_path: Path) -> None:
+    measures = notebook_path.stem in ("03_accumulation", "07_memory")
+    assert (notebook.metadata.get("accelerator") == "GPU") == measures
+
+
 def test_nothing_of_myst_is_left_in_a_notebook(notebook: Any) -> None:
     assert MYST.findall(CODE.sub("", words(notebook))) == []
     for cell in notebook.cells:
