@@ -264,6 +264,17 @@ STRETCHES = """() => {
     }
     return found;
 }"""
+# A chapter shows what it is about within two screens; the audit, which is a list, on a large screen only.
+LATE = """() => {
+    const article = document.querySelector('article'), narrow = innerWidth <= 640;
+    const number = parseInt(article.querySelector('h1 .section-number')?.textContent, 10);
+    if (!number || (narrow && article.querySelector('figure.claims'))) return [];
+    const tops = [...article.querySelectorAll('.accumviz:not(.av-predict), figure, svg, img')]
+        .filter(element => element.checkVisibility()).map(element => element.getBoundingClientRect())
+        .filter(({height}) => height > 60).map(({top}) => top - document.body.getBoundingClientRect().top);
+    const first = Math.round(Math.min(...tops));
+    return first <= 2 * (narrow ? 812 : 900) ? [] : [`the first picture begins at ${first} px`];
+}"""
 # A great picture that a reader has to scroll while moving it: a screen is 720 px high, a phone's 812.
 OUTGROWN = """() => {
     const kinds = ['opening', 'streams', 'peaks', 'plumbing', 'overlap', 'sharding'].map(kind => `.av-${kind}`);
@@ -355,6 +366,7 @@ LIGHT: dict[str, Look] = {
     # As pages open: who predicts first has shut pictures by choice.
     "pictures that are shut": script(SHUT),
     "long stretches": script(STRETCHES),
+    "pictures that come late": script(LATE),
     "pictures that outgrow the screen": script(OUTGROWN),
     "text on its ground": script(CONTRAST),
     "pictures without words": script(SILENT),
@@ -379,6 +391,7 @@ DARK: dict[str, Look] = {
     **FOLLOWED,
 }
 PHONE: dict[str, Look] = {
+    "pictures that come late": script(LATE),
     "what outgrows the page": narrow,
     "pictures that outgrow the screen": script(OUTGROWN),
     "boxes that hide their end": script(UNSAID),

@@ -58,6 +58,7 @@ FAULTS = {
     "<pre style='overflow: auto; width: 50px'>long_code_here()</pre></details>",
     "pictures that are shut": f"{NUMBERED}<details><summary>More</summary><div class='accumviz'>bars</div></details>",
     "long stretches": f"{NUMBERED}{TALL}{TALL}",
+    "pictures that come late": f"{NUMBERED}{TALL}{TALL}<figure style='height: 90px'>a figure</figure>",
     "pictures that outgrow the screen": "<div class='accumviz av-peaks' style='height: 813px'>bands</div>",
     "boxes that hide their end": "<details><summary>More</summary>"
     "<div tabindex='0' style='overflow: auto; width: 50px'>long_code_here()</div></details>",
