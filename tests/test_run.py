@@ -54,7 +54,7 @@ def test_under_torchrun_each_rank_has_its_file_and_check_judges_them_as_one(
     assert done.stderr.count("Report: ") == 1, "what the ranks have in common is said once"
     assert "accumviz: rank 1: loss-not-divided\n" in done.stderr
     assert "Judge all ranks together: accumviz check train.rank*.ledger\n" in done.stderr
-    code, out, err = said(capsys, "check", "--json", *files)
+    code, out, err = said(capsys, "check", "--format", "json", *files)
     assert (code, err) == (0, "")
     report = json.loads(out)
     assert [(f["rule"], f["times"]) for f in report["findings"]] == [("loss-not-divided", 6)]
