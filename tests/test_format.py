@@ -301,6 +301,13 @@ def test_an_incomplete_ledger_stays_so_when_it_is_saved(tmp_path: Path) -> None:
     assert (found.complete, found.meta) == (False, {})
 
 
+@pytest.mark.parametrize("forged", [{"rank": "x"}, {"rank": [1]}, {"ranks": 1e9}])
+def test_a_rank_that_is_no_number_is_refused(forged: dict[str, Any], tmp_path: Path) -> None:
+    Ledger.build([Parameter("w", (1,))], [{"kind": "step"}], meta=forged).save(tmp_path / "x.ledger")
+    with pytest.raises(LedgerFileError, match="its rank is no number"):
+        av.load(tmp_path / "x.ledger")
+
+
 def test_what_follows_the_closing_mark_makes_a_file_incomplete(path: Path) -> None:
     with path.open("ab") as file:
         file.write(pack({}, {}))

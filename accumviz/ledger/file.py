@@ -442,6 +442,9 @@ def decode(reader: Reader, kind: type[Kind]) -> Kind:
     parts = list(blocks(reader, about))
     if "parameters" not in about:
         raise ValueError("it ends before its parameters: nothing was recorded in it")
+    meta = about["meta"] | reader.end
+    if not all(isinstance(meta.get(name, 0), int) for name in ("rank", "ranks")):
+        raise ValueError("its rank is no number")
     parameters = [_parameter(row) for row in about["parameters"]]
     kept = about["kept"]
     elements = sum(parameters[p].numel for p in kept)
@@ -453,7 +456,7 @@ def decode(reader: Reader, kind: type[Kind]) -> Kind:
         kept,
         block,
         sources=about["sources"],
-        meta=about["meta"] | reader.end,
+        meta=meta,
         complete=reader.complete,
     )
 
