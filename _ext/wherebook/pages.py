@@ -104,12 +104,12 @@ def fold_name(source: str, whole: bool) -> str:
 
     >>> fold_name("many = 2\\ndef mended(N): pass", True), fold_name("figure, axes = 1, 2", False)
     ('Show code and outcome: mended', 'Show the code: figure')
-    >>> fold_name("figure", False), fold_name("figure", True)
-    ('Show the code of what follows', 'Show code and outcome')
+    >>> fold_name("figure", False), fold_name("figure", True), fold_name("import torch", False)
+    ('Show the code of what follows', 'Show code and outcome', 'Show the code: imports')
     """
     names = (r"^(?:def|class) (\w+)", r"^(\w+)(?:, \w+)* = ")
     found = next(filter(None, (re.search(name, source, re.MULTILINE) for name in names)), None)
-    name = f": {found[1]}" if found else ""
+    name = f": {found[1]}" if found else ": imports" if source.startswith(("import ", "from ")) else ""
     if whole:
         return f"Show code and outcome{name}"
     return f"Show the code{name}" if name else "Show the code of what follows"
