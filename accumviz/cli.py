@@ -343,9 +343,11 @@ def _about(ledger: Ledger, file: Path) -> str:
 
 def _report(ledgers: list[Ledger], ignore: frozenset[str] = frozenset()) -> Report:
     """Judge one process, or all ranks together."""
-    from accumviz.checks.check import check
+    from accumviz.checks.check import check, check_ranks
 
-    return check(_together(ledgers), ignore=ignore)
+    if len(ledgers) > 1:
+        return check_ranks(ledgers, ignore=ignore)
+    return check(*ledgers, ignore=ignore)
 
 
 def _check(options: Any) -> None:
@@ -403,9 +405,10 @@ def _compare(options: Any) -> None:
 def _view(options: Any) -> None:
     from accumviz import play
 
-    ledger = _together(_load_ranks(options.files))
+    ledgers = _load_ranks(options.files)
+    ledger = _together(ledgers)
     player = play(ledger)
-    player.report = _report([ledger])
+    player.report = _report(ledgers)
     player.about = _about(ledger, options.files[0])
     page = Path(f"{options.files[0]}.html").absolute()
     with _writing_to(page):

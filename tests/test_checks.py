@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import accumviz as av
 from accumviz.checks import report as reports
-from accumviz.checks.check import RULES
+from accumviz.checks.check import RULES, check_ranks
 from accumviz.checks.report import Report
 from accumviz.ledger.ledger import KINDS, Ledger, Parameter
 from accumviz.views.tables import report_data
@@ -246,35 +246,45 @@ def _by_themselves() -> Ledger:
     return _ranks(*plays)
 
 
-def test_a_finding_in_a_ledger_of_several_ranks_says_whose_it_is() -> None:
-    ledger = _ranks(_synced(30, 1.0), _synced(110, 1.0))
-    report = av.check(ledger)
-    (finding,) = report.findings
-    assert finding.rank == ledger[finding.event].rank == 0
-    assert f"{finding.rule}  rank 0  at event {finding.event}" in repr(report)
+@pytest.mark.parametrize(
+    "plays",
+    [
+        lambda: (_synced(30, 1.0), _synced(110, 1.0)),
+        lambda: (_synced(30, 1.0), _synced(30, 1.0)),
+        lambda: (_synced(8, 1.0, times=3), _synced(8, 1.0, times=2)),
+        lambda: [_ddp([False] * 4, [True] * 3 + [False], seed=seed) for seed in (0, 3)],
+        lambda: [_ddp([False] * 4, [True] * 3 + [False]) for _ in range(2)],
+        lambda: (played("4l4l4l4szl" * 2), played("4444szl" * 2)),
+    ],
+)
+def test_files_that_are_judged_one_after_the_other_say_what_they_say_as_one(plays: Callable[[], Any]) -> None:
+    every = tuple(plays())
+    whole = av.check(_ranks(*every))
+    apart = check_ranks(iter([play.ledger for play in every]))
+    assert [(f.rule, f.severity, f.times, f.line) for f in apart.findings] == [
+        (f.rule, f.severity, f.times, f.line) for f in whole.findings
+    ]
+    assert apart.verdict == whole.verdict
+    assert apart.counts["backwards"] == whole.counts["backwards"]
+    assert all(f.rank in (0, 1) for f in apart.findings)
+    if apart.findings:
+        assert f"{apart.findings[0].rule}  rank 0" in repr(apart)
 
 
 def test_a_mistake_of_one_rank_explains_nothing_on_another() -> None:
     plays = [CASES["missing-zero-grad"][0](), CASES["leftover-carried"][0]()]
-    findings = av.check(_ranks(*plays)).findings
+    for rank, play in enumerate(plays):
+        play.rank = rank
+    findings = check_ranks([play.ledger for play in plays]).findings
     assert {(f.rule, f.rank) for f in findings} >= {("missing-zero-grad", 0), ("leftover-carried", 1)}
 
 
-def test_one_rank_that_cannot_be_judged_leaves_all_without_a_verdict() -> None:
+def test_a_rank_that_cannot_be_judged_is_named() -> None:
     one = played(RIGHT).ledger
     two = Ledger(one.parameters, one.events, one.contribution, one.grad, one.state, meta=one.meta, complete=False)
-    report = av.check(Ledger.merge([one, two]))
+    report = check_ranks([one, two])
     assert report.verdict == "no verdict"
-    assert report.reason.startswith("the ledger is incomplete")
-
-
-def test_of_ranks_that_stopped_early_one_says_why() -> None:
-    one = played(RIGHT).ledger
-    two = Ledger(
-        *(one.parameters, one.events, one.contribution, one.grad, one.state),
-        meta={**one.meta, "stopped": "the disk is full"},
-    )
-    assert av.check(Ledger.merge([one, two])).reason.endswith("before its end: the disk is full")
+    assert report.reason.startswith("rank 1: the ledger is incomplete")
 
 
 def _gan(*, zeroed: bool) -> Play:
@@ -1171,3 +1181,5 @@ def test_a_ledger_of_nonsense_is_judged_without_an_error(seed: int) -> None:
     report = av.check(ledger)
     assert report.verdict in ("findings", "healthy", "no verdict")
     assert repr(report) and report.to_html() and json.loads(report.to_json()) and repr(ledger.shares())
+    ranks = [meta | {"rank": rank, "ranks": rng.choice([2, *_NONSENSE])} for rank in range(2)]
+    assert repr(check_ranks([Ledger.build(parameters, rows, meta=own) for own in ranks]))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import accumviz as av
-from accumviz.checks.check import RULES
+from accumviz.checks.check import RULES, check_ranks
 from accumviz.checks.report import Finding, Report
 from accumviz.ledger.ledger import Ledger
 from tests.corpus import healthy
@@ -167,9 +167,9 @@ def ledgers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], 
 @pytest.mark.parametrize("name", RANKS)
 def test_a_mistake_of_ranks_is_found_on_its_line(name: str, ledgers: dict[tuple[str, bool], list[Ledger]]) -> None:
     script = RANKS[name]
-    report = av.check(Ledger.merge(ledgers[name, False]))
-    (finding,) = serious(report) or report.findings
-    assert (finding.rule, finding.line) == (script.rule, script.line), report
+    for report in (av.check(Ledger.merge(ledgers[name, False])), check_ranks(ledgers[name, False])):
+        (finding,) = serious(report) or report.findings
+        assert (finding.rule, finding.line) == (script.rule, script.line), report
 
 
 @pytest.mark.parametrize("name", RANKS)

@@ -398,7 +398,6 @@ class LedgerAnalysis:
             evidence,
             cause,
             around=around(str(self.ledger.sources.get(at.file, "")), at.line),
-            rank=self.ledger[event].rank,
             **about,
         )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,11 +28,15 @@ _LACKING = ("CUDA graph", "not recorded")
 
 
 class Rule(NamedTuple):
-    """A rule: the function that finds, what it explains (no finding then), and what it needs."""
+    """A rule: the function that finds, what it explains (no finding then), and what it needs.
 
-    find: Callable[[LedgerAnalysis], Findings]
+    One that `compares` finds in the summaries of several ranks' ledgers, any other in one ledger.
+    """
+
+    find: Callable[[Any], Findings]
     explains: tuple[str, ...] = ()
     needs: str = ""
+    compares: bool = False
 
     @property
     def name(self) -> str:
@@ -76,7 +80,7 @@ RULES = (
     Rule(order.schedule_too_long),
     Rule(several.ddp_unsynced_step, ("no-sync-excludes-forward",)),
     Rule(several.no_sync_excludes_forward),
-    Rule(several.rank_token_weight, needs=_SHARES),
+    Rule(several.rank_token_weight, needs=_SHARES, compares=True),
     Rule(values.graph_retained, needs=_MEMORY),
     Rule(owners.parameter_outside_or_twice),
     Rule(weights.uneven_shares, needs=_SHARES),
@@ -103,63 +107,127 @@ def check(
     >>> check(Ledger.build([Parameter("w", (1,), optimizers=(0,))], [row])).reason
     "no optimizer stepped while it was recorded; one of a class that is none of torch's is not seen"
     """
-    rules = rules_named(ignore)
-    ledger = recorded(recording, "check")
-    counts = _counts(ledger)
-    reason = _nothing_to_judge(ledger, counts)
-    if not counts["backwards"]:
-        return Report(reason=reason, counts=counts)
-    analysis = LedgerAnalysis(ledger)
-    findings = [_with_misspelt(each) for each in _one_for_each_cause(analysis)]
-    ignored = [each for each in findings if _is_ignored(each, rules)]
+    ignored = rules_named(ignore)
+    return _report([_judge(recorded(recording, "check"), None)], ignored)
+
+
+def check_ranks(
+    ledgers: Iterable[Ledger],
+    *,
+    ignore: str | Iterable[str] = (),
+) -> Report:
+    """Judge all ranks' ledgers as one, with one of them in memory at a time; `ignore` as for `check`.
+
+    Events are counted in each rank's own file; a finding says whose they are. `ledgers` are taken one after the other.
+    """
+    ignored = rules_named(ignore)
+    judged: list[_Judged] = []
+    for place, ledger in enumerate(ledgers):
+        judged.append(_judge(ledger, int(ledger.meta.get("rank", place))))
+        del ledger
+    return _report(judged, ignored)
+
+
+def _report(judged: list[_Judged], rules: Set[str]) -> Report:
+    """Put together what each ledger came to; of a reason that not all have, say whose it is."""
+    counts: Counter[str] = Counter()
     unjudged: dict[str, str] = {}
-    conditions: list[str] = []
+    for one in judged:
+        counts.update(one.counts)
+        for rule, why in one.unjudged.items():
+            unjudged.setdefault(rule, one.of_rank(why))
+    conditions = [one.condition for one in judged]
+    conditions += several.conditions_of_ranks(_summaries(judged))
+    findings = _one_for_each_cause(judged)
+    ignored = [each for each in findings if _is_ignored(each, rules)]
+    condition = next(filter(None, conditions), "")
     if any(finding.severity != "note" for finding in ignored):
-        conditions.append("what is ignored is meant")
-    if not reason:
-        reason = next(filter(None, _reasons(analysis)), "")
-        unjudged = _unjudged(analysis)
-        meant = dict.fromkeys(_conditions(analysis))
-        conditions += meant or several.conditions_of_ranks(analysis)
+        meant = "what is ignored is meant"
+        condition = f"{meant}, and if {condition}" if condition else meant
     return Report(
-        tuple(each for each in findings if each not in ignored),
-        reason,
+        tuple(_with_misspelt(each) for each in findings if each not in ignored),
+        _reason(judged),
         unjudged,
-        counts,
-        ", and if ".join(conditions),
+        dict(counts),
+        condition,
         tuple(ignored),
     )
 
 
 def _is_ignored(finding: Finding, rules: Set[str]) -> bool:
     """Return whether a finding is to be ignored: by its rule's name, or by a comment on its line."""
-    return finding.rule in rules or finding.rule in _named_on_its_line(finding)
+    return finding.rule in rules or finding.rule in _ignored_on_its_line(finding)
 
 
-def _named_on_its_line(finding: Finding) -> list[str]:
+def _ignored_on_its_line(finding: Finding) -> list[str]:
     line = dict(finding.around).get(finding.line, finding.source)
     comment = re.search(r"#\s*accumviz:\s*ignore\[(.*?)\]", line)
     return re.split(r"[,\s]+", comment[1]) if comment else []
 
 
 def _with_misspelt(finding: Finding) -> Finding:
-    """Say in a finding which name of the comment on its line no rule has."""
+    """Say in a finding which names of the comment on its line no rule has."""
     known = {rule.name for rule in RULES}
-    for name in set(_named_on_its_line(finding)) - known:
-        said = f"{finding.cause} No rule is called {name!r}, as the comment on this line has it."
-        finding = replace(finding, cause=said)
+    for name in _ignored_on_its_line(finding):
+        if name not in known:
+            said = f"{finding.cause} No rule is called {name!r}, as the comment on this line has it."
+            finding = replace(finding, cause=said)
     return finding
 
 
-def _counts(ledger: Ledger) -> dict[str, int]:
-    """Return how much there is to look at."""
+def _reason(judged: list[_Judged]) -> str:
+    """Return why there is no verdict; where not all ledgers have that reason, whose the first one is."""
+    reasons = {one.reason for one in judged}
+    if len(reasons) == 1:
+        return reasons.pop()
+    return next(one.of_rank(one.reason) for one in judged if one.reason)
+
+
+def _summaries(judged: Sequence[_Judged]) -> list[several.RankSummary]:
+    return [one.summary for one in judged if one.summary is not None]
+
+
+@dataclass
+class _Judged:
+    """The judgement of one ledger: what each rule found, and what those that compare ranks need."""
+
+    rank: int | None
+    counts: dict[str, int]
+    findings: dict[str, list[Finding]] = field(default_factory=dict)
+    summary: several.RankSummary | None = None
+    reason: str = ""
+    unjudged: dict[str, str] = field(default_factory=dict)
+    condition: str = ""
+
+    def of_rank(self, text: str) -> str:
+        """Say of a text whose it is, where there are files of several ranks."""
+        return text if self.rank is None else f"rank {self.rank}: {text}"
+
+
+def _judge(ledger: Ledger, rank: int | None) -> _Judged:
     backwards = int(ledger.events.where("kind", "backward").sum())
     steps = int(ledger.events.where("kind", "step").sum())
     skipped = int(ledger.events.skipped.sum())
     counts = {"events": len(ledger), "backwards": backwards, "steps": steps - skipped}
     if skipped:
         counts["skipped steps"] = skipped
-    return counts
+    judged = _Judged(rank, counts)
+    judged.reason = _nothing_to_judge(ledger, backwards, steps)
+    if not backwards:
+        return judged
+    analysis = LedgerAnalysis(ledger)
+    judged.summary = several.summarise(analysis, rank)
+    for rule in RULES:
+        every = () if rule.compares else rule.find(analysis)
+        judged.findings[rule.name] = [
+            replace(each, rule=rule.name, rank=rank) for each in every
+        ]
+    if judged.reason:
+        return judged
+    judged.reason = next(filter(None, _reasons(analysis)), "")
+    judged.unjudged = _unjudged(analysis)
+    judged.condition = ", and if ".join(dict.fromkeys(_conditions(analysis)))
+    return judged
 
 
 def _conditions(analysis: LedgerAnalysis) -> Iterator[str]:
@@ -169,9 +237,8 @@ def _conditions(analysis: LedgerAnalysis) -> Iterator[str]:
             yield analysis.placed(*condition)
 
 
-def _nothing_to_judge(ledger: Ledger, counts: Mapping[str, int]) -> str:
-    backwards = counts["backwards"]
-    if backwards and counts["steps"] + counts.get("skipped steps", 0):
+def _nothing_to_judge(ledger: Ledger, backwards: int, steps: int) -> str:
+    if backwards and steps:
         return ""
     said = "no backward was recorded"
     if backwards:
@@ -184,8 +251,7 @@ def _nothing_to_judge(ledger: Ledger, counts: Mapping[str, int]) -> str:
 def _cut_short(ledger: Ledger) -> str:
     """Say why a recording holds less than the script was to do, if it does."""
     if "stopped" in ledger.meta:
-        why, *_ = _each(ledger.meta["stopped"])
-        return f"the recording stopped before its end: {why}"
+        return f"the recording stopped before its end: {ledger.meta['stopped']}"
     if not ledger.complete:
         return "the ledger is incomplete: its process ended before the recording was closed"
     return _error_at_the_end(ledger.meta.get("ended"))
@@ -193,13 +259,9 @@ def _cut_short(ledger: Ledger) -> str:
 
 def _error_at_the_end(ended: Any) -> str:
     """Say with which error a script ended, or the script of one rank of several."""
-    error = next(filter(_is_error, _each(ended)), None)
+    every = ended.values() if isinstance(ended, Mapping) else [ended]
+    error = next(filter(_is_error, every), None)
     return f"the script ended with an error: {error}" if error else ""
-
-
-def _each(said: Any) -> list[Any]:
-    """Return what is said of one recording, or of that of each rank."""
-    return [*said.values()] if isinstance(said, Mapping) else [said]
 
 
 def _is_error(ended: Any) -> bool:
@@ -297,26 +359,41 @@ def _lacking_of_shares(analysis: LedgerAnalysis) -> Iterator[str]:
         yield "a step also used what `.grad` held before the recording began, which is in no share"
 
 
-def _one_for_each_cause(analysis: LedgerAnalysis) -> list[Finding]:
-    """Put together what the rules find, but for what another finding explains."""
+def _one_for_each_cause(judged: list[_Judged]) -> list[Finding]:
+    """Put together what the rules have found, but for what another finding explains."""
     findings: dict[tuple[str, str, int, str], Finding] = {}
-    explained: dict[str, set[int | None]] = defaultdict(set)
+    explained: dict[str, set[Any]] = defaultdict(set)
     for rule in RULES:
-        for finding in rule.find(analysis):
+        for finding in _findings(rule, judged):
             if _is_explained(finding, explained[rule.name]):
                 continue
             if finding.severity != "note":
                 for name in (*rule.explains, *_UNEXPLAINED):
-                    explained[name].add(finding.optimizer)
+                    explained[name].add(_owner(finding))
             # One line, in several ranks or for several objectives, is one finding.
-            key = rule.name, finding.file, finding.line, finding.source
-            before = findings.setdefault(key, replace(finding, rule=rule.name, times=0))
+            key = finding.rule, finding.file, finding.line, finding.source
+            before = findings.setdefault(key, replace(finding, times=0))
             findings[key] = replace(before, times=before.times + finding.times)
     return sorted(findings.values(), key=lambda each: SEVERITIES.index(each.severity))
 
 
-def _is_explained(finding: Finding, optimizers: set[int | None]) -> bool:
+def _findings(rule: Rule, judged: list[_Judged]) -> Findings:
+    """Return what a rule has found in each rank, and by comparing them."""
+    for one in judged:
+        yield from one.findings.get(rule.name, ())
+    if rule.compares:
+        for finding in rule.find(_summaries(judged)):
+            # In one ledger the optimizers of all ranks are numbered through.
+            rank = finding.rank if judged[0].rank is not None else None
+            yield replace(finding, rule=rule.name, rank=rank)
+
+
+def _is_explained(finding: Finding, owners: set[Any]) -> bool:
     """Return whether another finding has said why, of the same optimizer or of all."""
-    if finding.optimizer is None:
-        return bool(optimizers)
-    return not optimizers.isdisjoint((finding.optimizer, None))
+    owner = _owner(finding)
+    return bool(owners) if owner is None else not owners.isdisjoint((owner, None))
+
+
+def _owner(finding: Finding) -> tuple[int | None, int] | None:
+    """Return whose optimizer a finding is about: of several files each counts its own."""
+    return None if finding.optimizer is None else (finding.rank, finding.optimizer)

@@ -1,10 +1,16 @@
-"""Rules about several processes: what is synchronised and when, and ranks that come apart."""
+"""Rules about several processes: what is synchronised and when, and ranks that come apart.
+
+What compares ranks needs a few numbers of each, so that one ledger is in memory at a time.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,12 +18,10 @@ from accumviz.checks.analysis import (
     Conditions,
     LedgerAnalysis,
     OptimizerHistory,
-    WindowShares,
-    are_close,
     for_each_optimizer,
     is_close,
 )
-from accumviz.checks.report import Findings
+from accumviz.checks.report import Finding, Findings
 from accumviz.ledger.events import PRESENT
 from accumviz.ledger.flow import number, scatters
 
@@ -166,6 +170,66 @@ def _stays(analysis: LedgerAnalysis, zero: int, p: int) -> bool:
     return later.size > 0 and bool(present[zero : zero + later[0]].all())
 
 
+# --- what ranks say of themselves -------------------------------------------------------------
+
+
+class RankWindow(NamedTuple):
+    """One window of one rank: how much an element weighs there before the average, and how many there are.
+
+    `kind` says which window of which objective it is, so that the ranks' can be put together; `averaged`
+    is over how many ranks.
+    """
+
+    kind: tuple[int, int, str]
+    rank: int | None
+    least: float
+    most: float
+    elements: float
+    averaged: float
+    finding: Finding
+
+
+class RankSummary(NamedTuple):
+    """The numbers of a ledger that the comparing rules need.
+
+    `steps` has for the optimizers under DDP of the ranks that came to their end by themselves their place and how
+    often they stepped: one that never steps may have been left behind by those that do. `norms` has for each of them
+    its place and the norm of each step's gradient; none where they share no gradients on purpose.
+    """
+
+    windows: list[RankWindow]
+    steps: list[tuple[int, int]]
+    norms: list[tuple[int, list[float]]]
+
+
+def summarise(analysis: LedgerAnalysis, rank: int | None = None) -> RankSummary:
+    """Say what a ledger has to say to others; `rank` is whose it is, where it is not that of several."""
+    steps = []
+    norms = []
+    for optimizer in filter(_is_replicated, analysis.every_optimizer):
+        norms.append((optimizer.place, _norms_of_steps(optimizer)))
+        if _has_finished(analysis, optimizer.rank if rank is None else rank):
+            steps.append((optimizer.place, optimizer.steps.size))
+    return RankSummary(list(_windows(analysis, rank)), steps, norms)
+
+
+def _norms_of_steps(optimizer: OptimizerHistory) -> list[float]:
+    if _shares_nothing(optimizer):
+        return []
+    grads = optimizer.ledger.grad[np.ix_(optimizer.steps, optimizer.columns)]
+    norms = np.linalg.norm(grads.astype(float), axis=1)
+    every: list[float] = norms.tolist()
+    return every
+
+
+def _has_finished(analysis: LedgerAnalysis, rank: int | None) -> bool:
+    """Return whether a rank's recording was closed with nothing raised."""
+    ended = analysis.ledger.meta.get("ended")
+    if isinstance(ended, Mapping):
+        ended = ended.get(str(rank))
+    return analysis.ledger.complete and ended in (None, "closed", "exit")
+
+
 def _is_replicated(optimizer: OptimizerHistory) -> bool:
     """Return whether an optimizer's backwards run under DDP, with other ranks."""
     armed = optimizer.events.detail("armed", None)[optimizer.backwards].tolist()
@@ -173,58 +237,75 @@ def _is_replicated(optimizer: OptimizerHistory) -> bool:
     return several and armed.count(None) < len(armed)
 
 
+def _windows(analysis: LedgerAnalysis, rank: int | None) -> Iterator[RankWindow]:
+    """Return the windows whose shares are known, each with what says which of the ranks' belong together."""
+    owners = {optimizer.optimizer: optimizer for optimizer in analysis.optimizers}
+    for (owner, _), shares in analysis.objectives.items():
+        optimizer = owners[owner]
+        for order, share in enumerate(shares):
+            if share.averaged > 0.5 or not share.known:
+                continue
+            first = share.backwards[0]
+            yield RankWindow(
+                (optimizer.place, order, analysis.objective(share)),
+                optimizer.rank if rank is None else rank,
+                min(share.each),
+                max(share.each),
+                sum(share.sizes),
+                1 / share.averaged,
+                analysis.finding(
+                    "warning", first, step=share.step, cause="", evidence={}
+                ),
+            )
+
+
 # --- ranks compared ---------------------------------------------------------------------------
 
 
-def _compared_windows(analysis: LedgerAnalysis) -> list[WindowShares]:
+def _compared_windows(ranks: Sequence[RankSummary]) -> list[list[RankWindow]]:
     """Return the windows that all ranks of one average have, of which each rank weighs its own elements alike."""
-    places = {each.optimizer: each.place for each in analysis.optimizers}
-    kinds: dict[tuple[int, int, str], WindowShares] = defaultdict(list)
-    for (optimizer, _), shares in analysis.objectives.items():
-        for order, share in enumerate(shares):
-            if share.known and not share.averaged > 0.5:
-                kind = places[optimizer], order, analysis.objective(share)
-                kinds[kind].append(share)
+    kinds: dict[tuple[int, int, str], list[RankWindow]] = defaultdict(list)
+    for rank in ranks:
+        for window in rank.windows:
+            kinds[window.kind].append(window)
     windows = [kinds[kind] for kind in sorted(kinds)]
     return list(filter(_can_be_compared, windows))
 
 
-def _can_be_compared(ranks: WindowShares) -> bool:
+def _can_be_compared(windows: list[RankWindow]) -> bool:
     """Return whether these are the windows of all ranks, and each rank weighs its own elements alike."""
-    averaged = min(1 / share.averaged for share in ranks)
-    if not averaged == len(ranks) > 1:
+    averaged = min(window.averaged for window in windows)
+    if not averaged == len(windows) > 1:
         return False
-    return all(min(share.each) > 0 and are_close(share.each) for share in ranks)
+    return all(w.least > 0 and is_close(w.least, w.most) for w in windows)
 
 
-def rank_token_weight(analysis: LedgerAnalysis) -> Findings:
+def rank_token_weight(ranks: Sequence[RankSummary]) -> Findings:
     """Find ranks whose elements weigh differently, because each divides by its own count."""
-    odd = list(filter(_differ, _compared_windows(analysis)))
+    odd = list(filter(_differ, _compared_windows(ranks)))
     if not odd:
         return
-    # The optimizers of all ranks are numbered through.
-    ranks = sorted(odd[0], key=lambda share: share.optimizer)
-    weights = [min(share.each) for share in ranks]
-    yield analysis.finding_of(
-        "warning",
-        ranks[0],
+    windows = sorted(odd[0], key=lambda window: window.rank or 0)
+    weights = [window.least for window in windows]
+    yield replace(
+        windows[0].finding,
+        rank=windows[0].rank,
         evidence={
             "weight per element on each rank, before the average": weights,
-            "elements on each rank": [sum(share.sizes) for share in ranks],
+            "elements on each rank": [window.elements for window in windows],
         },
         cause=(
             "Each rank divides by its own count, and the average over ranks treats them alike: an element of one "
             f"rank counts {max(weights) / min(weights):.3g} times as much as one of another."
         ),
         times=len(odd),
-        optimizer=None,
     )
 
 
-def _differ(ranks: WindowShares) -> bool:
+def _differ(windows: list[RankWindow]) -> bool:
     """Return whether an element of one rank weighs more than one of another, where they have other numbers of them."""
-    weights = [min(share.each) for share in ranks]
-    uneven = len({sum(share.sizes) for share in ranks}) > 1
+    weights = [window.least for window in windows]
+    uneven = len({window.elements for window in windows}) > 1
     alike = math.isclose(min(weights), max(weights), rel_tol=_SAME_WEIGHT)
     return uneven and not alike
 
@@ -266,41 +347,20 @@ def _is_local(optimizer: OptimizerHistory, clip: int) -> bool:
     return local and optimizer.clip_ratio(clip) < 1
 
 
-def conditions_of_ranks(analysis: LedgerAnalysis) -> Iterator[str]:
+def conditions_of_ranks(ranks: Sequence[RankSummary]) -> Iterator[str]:
     """Say what has to be meant for healthy ranks to be so together."""
-    counts: set[tuple[int, int]] = set()
+    counts = set(chain.from_iterable(rank.steps for rank in ranks))
     norms: dict[int, list[list[float]]] = defaultdict(list)
-    for optimizer in filter(_is_replicated, analysis.every_optimizer):
-        norms[optimizer.place].append(_norms_of_steps(optimizer))
-        # One that never steps may have been left behind by those that do.
-        if _has_finished(optimizer):
-            counts.add((optimizer.place, optimizer.steps.size))
+    for place, of_steps in chain.from_iterable(rank.norms for rank in ranks):
+        norms[place].append(of_steps)
     # An optimizer that stepped differently often is in it more than once.
     if len(counts) > len(dict(counts)):
         yield "ranks that step a different number of times are meant"
     if any(map(_step_apart, norms.values())):
         yield "ranks that step on different gradients are meant"
-    windows = _compared_windows(analysis)
+    windows = _compared_windows(ranks)
     if windows and all(map(_is_divided_by_ranks, windows)):
         yield f"a sum of 1/{len(windows[0])} over all ranks is meant in every step"
-
-
-def _norms_of_steps(optimizer: OptimizerHistory) -> list[float]:
-    """Return the norm of each step's gradient; none where ranks share no gradients on purpose."""
-    if _shares_nothing(optimizer):
-        return []
-    grads = optimizer.ledger.grad[np.ix_(optimizer.steps, optimizer.columns)]
-    norms = np.linalg.norm(grads.astype(float), axis=1)
-    every: list[float] = norms.tolist()
-    return every
-
-
-def _has_finished(optimizer: OptimizerHistory) -> bool:
-    """Return whether the recording of an optimizer's rank was closed with nothing raised."""
-    ended = optimizer.ledger.meta.get("ended")
-    if isinstance(ended, Mapping):
-        ended = ended.get(str(optimizer.rank))
-    return optimizer.ledger.complete and ended in (None, "closed", "exit")
 
 
 def _step_apart(norms: list[list[float]]) -> bool:
@@ -309,6 +369,6 @@ def _step_apart(norms: list[list[float]]) -> bool:
     return any(max(step) - min(step) > _SAME_WEIGHT * max(step) for step in steps)
 
 
-def _is_divided_by_ranks(ranks: WindowShares) -> bool:
+def _is_divided_by_ranks(windows: list[RankWindow]) -> bool:
     """Return whether the shares of all ranks add up to 1 before the average, which divides by the ranks again."""
-    return is_close(sum(min(s.each) * sum(s.sizes) for s in ranks), 1.0)
+    return is_close(sum(w.least * w.elements for w in windows), 1.0)
