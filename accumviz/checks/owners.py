@@ -335,7 +335,11 @@ def _read_together(optimizer: OptimizerHistory, other: OptimizerHistory) -> _Lea
 
 
 def _zeroed_first(
-    analysis: LedgerAnalysis, early: int, step: int, alone: list[int], window: list[int]
+    analysis: LedgerAnalysis,
+    early: int,
+    step: int,
+    alone: list[int],
+    window: list[int],
 ) -> str:
     """Suggest to zero above the first backward of a window, where its line has one, or below the other's step."""
     if not alone or alone[0] < early:

@@ -204,13 +204,25 @@ class Code:
         return _marked("-", event.source)
 
     @_or_nothing
-    def added(self, event: Event, line: str, *, below: bool = False) -> str:
+    def added(
+        self,
+        event: Event,
+        line: str,
+        *,
+        below: bool = False,
+    ) -> str:
         """Add a line above this one, or below it."""
         fits = _may_have_neighbours(event) and self._function(event).has_names(line)
         return _beside(event, [line], below) if fits else ""
 
     @_or_nothing
-    def moved(self, event: Event, other: Event, *, below: bool) -> str:
+    def moved(
+        self,
+        event: Event,
+        other: Event,
+        *,
+        below: bool,
+    ) -> str:
         """Move this line above the other one, or below it, with a condition that is for it alone."""
         function = self._function(event)
         node = function.statement(event.line)
@@ -233,7 +245,10 @@ class Code:
 
     @_or_nothing
     def zeroed_below(
-        self, step: Event, backward: Event, zero: Event | None = None
+        self,
+        step: Event,
+        backward: Event,
+        zero: Event | None = None,
     ) -> str:
         """Zero below a step what it has read, and not where `zero` does it now.
 
@@ -271,7 +286,12 @@ def _beside(event: Event, added: list[str], below: bool) -> str:
     return f"{line}\n{marked}" if below else f"{marked}\n{line}"
 
 
-def _apart(removed: str, lines: range, added: str, place: Event) -> str:
+def _apart(
+    removed: str,
+    lines: range,
+    added: str,
+    place: Event,
+) -> str:
     """Write what is taken out and what comes in beside another place, with a mark for lines in between."""
     adjacent = place.line in (lines.start - 1, lines.stop)
     return f"{removed}\n{added}" if adjacent else f"{removed}\n  …\n{added}"

@@ -441,7 +441,10 @@ class Flow:
             )
 
     def reads(
-        self, steps: ndarray, entered: ndarray, end: ndarray
+        self,
+        steps: ndarray,
+        entered: ndarray,
+        end: ndarray,
     ) -> tuple[ndarray, ndarray]:
         """Return which steps read contributions that entered `.grad` and left it there: `steps[first:until]` each."""
         last = self._last_reader[end]
@@ -453,7 +456,10 @@ class Flow:
         return first, np.maximum(until, at_least)
 
     def _consumed(
-        self, optimizers: Sequence[int], entered: ndarray, end: ndarray
+        self,
+        optimizers: Sequence[int],
+        entered: ndarray,
+        end: ndarray,
     ) -> tuple[ndarray, ndarray]:
         """Return the first step that used each contribution (-1: none), and how many did."""
         steps = steps_of(self.events, optimizers)
@@ -478,7 +484,11 @@ class Flow:
         return [passage for passage in passages if passage.backward.size]
 
     def _scattered(
-        self, history: History, shard: History, born: ndarray, end: ndarray
+        self,
+        history: History,
+        shard: History,
+        born: ndarray,
+        end: ndarray,
     ) -> list[Passage]:
         """Return the passage of what is scattered to a shard, and of what is erased before, which no step reads."""
         taken = self._scatters[end]
@@ -516,7 +526,12 @@ class Flow:
         consumed, steps = self._consumed(read.readers, entered, end)
         return Passage(history, read, backward, entered, end, ranks, consumed, steps)
 
-    def _ranks(self, history: History, born: ndarray, scattered: ndarray) -> ndarray:
+    def _ranks(
+        self,
+        history: History,
+        born: ndarray,
+        scattered: ndarray,
+    ) -> ndarray:
         """Return over how many ranks contributions were averaged when they were scattered; NaN where unknown."""
         ranks = self.events.detail("ranks", math.nan)[scattered]
         reduced_otherwise = self.events.has("reduction")[scattered]
@@ -526,7 +541,12 @@ class Flow:
         averaged = (ranks >= 1) & ~reduced_otherwise
         return np.where(averaged & unchanged, ranks, np.nan)
 
-    def coefficients(self, parameter: int, born: ndarray, event: int) -> ndarray:
+    def coefficients(
+        self,
+        parameter: int,
+        born: ndarray,
+        event: int,
+    ) -> ndarray:
         """Return with which coefficient contributions are in `.grad` after an event; NaN where that is unknown."""
         stop = np.full(born.shape, event)
         product = self.of[parameter].factors.between(born, stop)
