@@ -109,9 +109,8 @@ def test_a_sandboxed_frame_is_enough(
     name: str, role: Any, control: str, place: str, said: str, watch: Any, tmp_path: Path
 ) -> None:
     inner = html.escape(f"<!doctype html><meta charset=utf-8><body>{WIDGETS[name]().to_html()}", quote=True)
-    (tmp_path / "frame.html").write_text(
-        f'<iframe sandbox="allow-scripts" width=800 height=1200 srcdoc="{inner}">', "utf-8"
-    )
+    page = f'<iframe sandbox="allow-scripts" width=800 height=1200 srcdoc="{inner}">'
+    (tmp_path / "frame.html").write_text(f"<!doctype html><meta charset=utf-8>{page}", "utf-8")
     watched = watch()
     watched.page.goto((tmp_path / "frame.html").as_uri())
     frame = watched.page.frame_locator("iframe")
