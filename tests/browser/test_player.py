@@ -254,8 +254,33 @@ def test_a_press_on_the_link_copies_the_address_of_the_moment_and_says_so(show: 
     played.go("next event")
     assert played.root.get_by_role("status").inner_text() == "", "another moment has another link"
     page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
-    link.click()
-    assert page.evaluate("location.hash") == f"#{player.id}&e=1"
+    page.evaluate("document.body.style.paddingBottom = '900px'; scrollTo(0, 40)")
+    link.press("Enter")
+    expect(played.root.get_by_role("status")).to_have_text("The link is in the address bar")
+    assert page.evaluate("[location.hash, scrollY]") == [f"#{player.id}&e=1", 40], "nothing jumps"
+    assert link.evaluate("link => link === document.activeElement")
+    played.go("previous event")
+    assert played.root.get_by_role("status").inner_text() == ""
+
+
+CUT = """box => {
+    const {top, bottom} = box.getBoundingClientRect();
+    const cut = [...box.querySelectorAll("li")].filter(line => {
+        const {top: from, bottom: to} = line.getBoundingClientRect();
+        return [top, bottom].some(edge => from < edge - 1 && to > edge + 1);
+    });
+    return cut.map(line => line.textContent);
+}"""
+
+
+def test_the_strip_of_code_on_a_phone_shows_whole_lines(show: Show) -> None:
+    played = show(play(TOY, GRAPHS), width=375, panes=False).played
+    played.root.get_by_role("button", name="Timeline", exact=True).click()
+    strip = played.root.locator(".av-in-code .av-win")
+    for _ in range(5):
+        assert strip.bounding_box()["height"] < 60
+        assert strip.evaluate(CUT) == []
+        played.go("next event")
 
 
 def test_a_permalink_restores_the_moment_and_other_anchors_are_left_alone(show: Show) -> None:

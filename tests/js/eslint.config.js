@@ -4,8 +4,8 @@ const BROWSER = [
   "AbortController", "Blob", "CSS", "DecompressionStream", "Event", "ImageData", "IntersectionObserver",
   "MutationObserver", "NodeFilter", "OffscreenCanvas", "ResizeObserver", "Response", "TextDecoder", "URLSearchParams",
   "addEventListener", "atob", "clearTimeout", "console", "devicePixelRatio", "dispatchEvent", "document",
-  "getComputedStyle", "innerWidth", "localStorage", "location", "matchMedia", "navigator", "requestAnimationFrame",
-  "setTimeout", "window",
+  "getComputedStyle", "history", "innerWidth", "localStorage", "location", "matchMedia", "navigator",
+  "requestAnimationFrame", "setTimeout", "window",
 ];
 
 const NO_MARKUP = "What a recording says is never markup.";

@@ -10,6 +10,9 @@ import { counted } from "./numbers.js";
 /** Where a line may go on below: behind brackets, commas and the dots between names. */
 const SEAMS = /(?<=[([,]|[\p{L}_)\]]\.)(?=[\p{L}\d_("'[])/u;
 
+/** The height of a line, so that whole lines are seen above and below the one that runs. */
+const LINE = 19;
+
 /** @param {string} text @returns {(string | Node)[]} */
 const seamed = (text) => text.split(SEAMS).flatMap((piece, i) => (i ? [h("wbr"), piece] : [piece]));
 
@@ -81,7 +84,7 @@ export function codePane(app) {
     fit();
   }
   /** Lines that had no room yet, or now break elsewhere, are looked for again. */
-  const fit = () => on && reveal(box, on.offsetTop, on.offsetHeight, 24);
+  const fit = () => on && reveal(box, on.offsetTop, on.offsetHeight, LINE);
   pointedAt(app, box, ({ target }) => events[lines.indexOf(target.closest("li"))]);
   /** @param {Set<number>} lit */
   const light = (lit) => lines.forEach((line, i) =>

@@ -39,7 +39,8 @@ export function controls({ ledger, first, move, toggle, scrub }) {
       await navigator.clipboard.writeText(link.href);
       tell(copied, "Link copied");
     } catch {
-      location.href = link.href; // a page without a clipboard
+      history.replaceState(null, "", link.href); // moves nothing, as location.href would
+      tell(copied, "The link is in the address bar");
     }
   }
   link.hidden = location.protocol === "about:"; // nothing can link into a frame without an address
@@ -65,7 +66,7 @@ export function controls({ ledger, first, move, toggle, scrub }) {
       const happens = (n ?? 0) < 0 ? "forward" : ledger.kinds[e];
       tell(kind, e < 0 ? "start" : happens);
       kind.style.setProperty("--av-kind", ledger.kindColor(e));
-      if (link.hash !== address) tell(copied, "");
+      tell(copied, "");
       link.href = address;
     }
     tell(words, told);
