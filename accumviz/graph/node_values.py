@@ -42,7 +42,7 @@ _FORMULA = re.compile(rf"(?:{_FORMULAS.replace(' ', '|')})Backward\d+")
 
 
 class Walk:
-    """The nodes below some roots, in traversal order, with their edges and leaves."""
+    """The nodes below some roots, in traversal order, with their edges and leaves; of a deep graph, some."""
 
     def __init__(self, roots: Sequence[torch.Tensor]) -> None:
         self.roots = list(roots)
@@ -52,6 +52,8 @@ class Walk:
         self.leaves: dict[int, torch.Tensor] = {}
         index = {fn: i for i, fn in enumerate(self.order)}
         for source, fn in enumerate(self.order):
+            if len(self.order) > memory.DEEP:
+                break
             if hasattr(fn, "variable"):
                 self.leaves[source] = fn.variable
             for target, _ in fn.next_functions:
@@ -61,7 +63,6 @@ class Walk:
                     index[target] = len(self.order)
                     self.order.append(target)
                 self.edges.append(Edge(source, index[target]))
-        memory.keep_deletable(self.order, [self.order[i] for i in self.top])
 
 
 def numbers(tensor: Any) -> Any:

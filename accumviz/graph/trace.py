@@ -24,6 +24,7 @@ TOO_LARGE = f"values are left out: the graph has more than {VALUES_LIMIT} nodes"
 # Of the module that ran an operation, by the operation's sequence number: the name of its root, and its path there.
 RanIn = Callable[[int], tuple[str, str]]
 NOWHERE = ("", "")
+_DEEP = f"the graph has more than {memory.DEEP:,} operations; trace what one of its parts computes"
 _FREED = (
     "a backward has freed this graph: the operations are there, what they saved is gone; "
     "trace before calling backward, or call backward(retain_graph=True)"
@@ -45,7 +46,8 @@ def trace(*tensors: torch.Tensor, values: bool = False) -> Graph:
     A graph of more than 40 nodes is shown folded: a click on a module unfolds it. There, an operation
     counts to the innermost module that holds the parameters which are used before it and after it.
 
-    Raises `TypeError` for what is not a tensor, `ValueError` for a tensor without a graph.
+    Raises `TypeError` for what is not a tensor, `ValueError` for a tensor without a graph, and for a graph of more than
+    10,000 nodes.
 
     >>> import torch, accumviz as av
     >>> w = torch.tensor(3.0, requires_grad=True)
@@ -68,6 +70,8 @@ def trace(*tensors: torch.Tensor, values: bool = False) -> Graph:
         for i, tensor in enumerate(tensors):
             _check(tensor, f"argument {i}", names)
         walk = Walk(tensors)
+        if len(walk.order) > memory.DEEP:
+            raise ValueError(_DEEP)
         modules = _modules(frame)
         if not values:
             return graph_of(walk, names, modules)

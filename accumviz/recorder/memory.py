@@ -6,7 +6,7 @@ Saved tensors are read without unpacking: looking must never recompute a checkpo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import ref
 
@@ -21,7 +21,8 @@ ACCUMULATE_GRAD = torch._C._functions.AccumulateGrad  # type: ignore[attr-define
 UNREAD = ""
 if not hasattr(SavedTensor, "data"):
     UNREAD = f"torch {torch.__version__} does not say what a graph saved"
-# Nodes; deleting a chain of about 50,000 ended the process.
+# Of a graph with more nodes nothing is said: PyTorch frees a chain of nodes that Python has seen by recursion in C, and
+# past some 50,000 of them `del loss` ends the process.
 DEEP = 10_000
 # Measuring may take a share of the loop's time, after some seconds that are free.
 _SHARE, _FREE = 0.002, 0.01
@@ -132,38 +133,8 @@ def is_parameter(tensor: Tensor) -> bool:
     return type(base) is torch.nn.Parameter or (base.is_leaf and base.requires_grad)
 
 
-class _Dismantling:
-    """Nodes of a deep graph, let go one by one from the top when the last root goes."""
-
-    def __init__(self, below: list[Any]) -> None:
-        self.below = below
-
-    def __del__(self) -> None:
-        self.below.reverse()
-        while self.below:
-            self.below.pop()
-
-
-def keep_deletable(order: list[Any], roots: Sequence[Any]) -> None:
-    """See to it that a deep graph which was walked can still be freed.
-
-    A node that Python has seen keeps its wrapper, and PyTorch frees a chain of such nodes by
-    recursion in C: past some 50,000 of them, `del loss` ends the process. So the roots carry a
-    list of what is below them, whose nodes are freed one by one from the top, without recursion.
-    """
-    if len(order) <= DEEP:
-        return
-    below = {following for node in order for following, _ in node.next_functions}
-    dismantling = _Dismantling([node for node in order if node not in set(roots)])
-    for root in roots:
-        if (
-            root not in below
-        ):  # a root below another would be in the list that it carries
-            root.metadata["accumviz: nodes below"] = dismantling
-
-
-def saved_storages(roots: Iterable[Any]) -> dict[int, int]:
-    """Map each storage that the graph below these grad_fns keeps alive to its bytes.
+def saved_storages(roots: Iterable[Any]) -> dict[int, int] | None:
+    """Map each storage that the graph below these grad_fns keeps alive to its bytes; None of a deep graph.
 
     Parameters (leaves that require grad, and frozen `nn.Parameter`s) count as 0. Tensors without
     one storage, such as sparse ones, are left out.
@@ -172,11 +143,13 @@ def saved_storages(roots: Iterable[Any]) -> dict[int, int]:
     >>> [*saved_storages([x.exp().sum().grad_fn]).values()]
     [4000]
     """
-    tops = [root for root in dict.fromkeys(roots) if root is not None]
-    order, seen = list(tops), set(tops)
+    order = [root for root in dict.fromkeys(roots) if root is not None]
+    seen = set(order)
     storages: dict[int, int] = {}
     leaves: list[Tensor] = []
     for node in order:
+        if len(order) > DEEP:
+            return None
         if type(node) is ACCUMULATE_GRAD:
             leaves.append(node.variable)
             continue
@@ -192,7 +165,6 @@ def saved_storages(roots: Iterable[Any]) -> dict[int, int]:
         key, _ = storage(leaf)
         if key in storages:
             storages[key] = 0
-    keep_deletable(order, tops)
     return storages
 
 
@@ -243,6 +215,8 @@ class Held:
         if self._wanted is None and self._spent > allowed:
             return
         row.storages = saved_storages(row.nodes)
+        if row.storages is None:
+            return
         self._retained = [pair for pair in self._retained if pair[0]() is not None]
         self._spent += time.perf_counter() - began
         row.before = self._total(row.storages)
