@@ -23,6 +23,8 @@ _MOST_COLORS = 8
 # What a legend says where a gradient scaler is at work.
 SCALED = "Bars are divided by the factor of the gradient scaler, numbers are not."
 Range = tuple[float, float]
+# An entry of a legend: what it says, the look of its swatch, its colour.
+Entry = tuple[str, str, str]
 
 
 class Part(NamedTuple):
@@ -484,7 +486,7 @@ def part_keys(
     looks: set[str],
     texts: dict[str, str],
     muted: str,
-) -> list[tuple[str, str, str]]:
+) -> list[Entry]:
     """Return the legend of the looks that are there: what it says of each, the look, and a colour.
 
     Where losses have several `colors`, each is named with its own.

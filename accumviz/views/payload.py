@@ -84,10 +84,11 @@ def ledger_data(
     height = layout.lane_height(len(ledger.parameters), len(events)) if lanes else 0
     colors = style.label_colors([literal(label) for label in ledger.labels])
     files, lines = listing(ledger, events)
-    kinds, kind_places = numbered(str(event.kind) for event in events)
-    heads, head_places = numbered(_heading(event) for event in events)
+    kinds, kind_places = numbered(event.kind for event in events)
+    heads, head_places = numbered(map(_heading, events))
     happened = {"k": kind_places, "u": head_places, "c": lines}
     happened |= _events(ledger, events, list(colors))
+    happened |= _saved(ledger, chosen)
     if len(events) < len(ledger):
         happened["i"] = chosen.tolist()
     exact = _exact(ledger, chosen)
@@ -101,8 +102,12 @@ def ledger_data(
         "note": note,
         "before": words.before(),
         "kinds": [[kind, *style.kind(kind)] for kind in kinds],
-        "colors": _inks(colors),
-        "keys": _keys(ledger, events, lanes.get("look", [])),
+        "colors": [
+            [place, color, style.ink_on(color)]
+            for place, color in enumerate(colors.values())
+        ],
+        "keys": _keys(ledger, events, lanes.get("look", []))
+        + _byte_keys(ledger, chosen),
         "none": "∅:\u00a0.grad\u00a0is\u00a0None." if has_none else "",
         "e": happened,
         "heads": heads,
@@ -116,29 +121,12 @@ def ledger_data(
         "unseen": layout.unseen(ledger),
         **norms,
         **heat,
+        **_shares(ledger, chosen.tolist(), colors),
     }
-    return data | _further_panes(ledger, chosen.tolist(), colors, ground)
-
-
-def _further_panes(
-    ledger: Ledger,
-    chosen: list[int],
-    colors: dict[str, str],
-    ground: Field | None,
-) -> dict[str, Any]:
-    """Return shares and weights, where there are some to show."""
-    panes = {"shares": _shares(ledger, chosen, colors)}
-    if ground is not None:
-        panes["weights"] = ground.picture(ledger, chosen)
-    return {name: pane for name, pane in panes.items() if pane}
-
-
-def _inks(colors: dict[str, str]) -> list[list[Any]]:
-    """Return each colour with its place and the ink on it."""
-    inks = []
-    for place, color in enumerate(colors.values()):
-        inks.append([place, color, style.ink_on(color)])
-    return inks
+    weights = ground.picture(ledger, chosen.tolist()) if ground else {}
+    if weights:
+        data["weights"] = weights
+    return data
 
 
 # --- what travels ---------------------------------------------------------------------------------
@@ -233,7 +221,7 @@ def thin(ledger: Ledger) -> tuple[np.ndarray, str]:
     most = max(min(MOST_EVENTS, MOST_CELLS // parameters), 2)
     if len(ledger) <= most:
         return np.arange(len(ledger)), ""
-    opens = np.array([event.kind == "backward" for event in ledger.events])
+    opens = ledger.events.where("kind", "backward")
     opens[1:] &= ~opens[:-1]
     windows = opens.cumsum() - opens[0]
     every = math.ceil(len(ledger) / most)
@@ -258,36 +246,29 @@ def _heading(event: Event) -> tuple[str, str, str]:
 def _events(
     ledger: Ledger, events: Sequence[Event], labels: list[str]
 ) -> dict[str, Any]:
-    """Return the events as columns; what most of them lack is a list of positions."""
+    """Return what is said of the events as columns."""
     places = {label: place for place, label in enumerate(labels)}
-    columns: dict[str, Any] = {
-        "h": [words.head(event) for event in events],
+    columns: dict[str, list[Any]] = {
+        "h": list(map(words.head, events)),
         "l": [places.get(literal(event.label), -1) for event in events],
-        "retained": [i for i, event in enumerate(events) if _is_retained(event)],
     }
-    columns |= _saved(events)
     texts = [words.about(ledger, event) for event in events]
     if any(texts):
         columns["t"] = texts
     return columns
 
 
-def _saved(events: Sequence[Event]) -> dict[str, Any]:
-    """Return the bytes saved before and after the events, None where they were not measured."""
-    columns = {}
+def _saved(ledger: Ledger, chosen: np.ndarray) -> dict[str, list[Any]]:
+    """Return the places of the events that kept their graph, and the bytes saved before and after (None: unknown)."""
+    kept = ledger.events.detail("retain_graph", default=False)
+    made = ledger.events.detail("create_graph", default=False)
+    retained = np.flatnonzero((kept | made)[chosen])
+    columns: dict[str, list[Any]] = {"retained": retained.tolist()}
     for name, side in (("b", "saved_before"), ("a", "saved_after")):
-        sizes = [getattr(event, side) for event in events]
+        sizes = ledger.events.column(side)[chosen]
         if np.isfinite(sizes).any():
-            known = []
-            for size in sizes:
-                known.append(None if math.isnan(size) else _plain(size, 6))
-            columns[name] = known
+            columns[name] = [None if size == "NaN" else size for size in plain(sizes)]
     return columns
-
-
-def _is_retained(event: Event) -> bool:
-    details = event.details
-    return bool(details.get("retain_graph") or details.get("create_graph"))
 
 
 # --- legends --------------------------------------------------------------------------------------
@@ -295,33 +276,34 @@ def _is_retained(event: Event) -> bool:
 
 def _keys(
     ledger: Ledger, events: Sequence[Event], digits: list[str]
-) -> list[list[str]]:
-    """Return the legend, of what there is: what it says, the look of its swatch, its colour."""
+) -> list[layout.Entry]:
+    """Return the legend, of what there is."""
     looks = {layout.LOOKS[int(digit)] for digit in "".join(digits)}
     if not digits and (ledger.state & CONTRIBUTED).any():
         looks.add("new")
     colors = style.label_colors(ledger.labels)
     texts = layout.part_texts(ledger)
-    keys = [list(key) for key in layout.part_keys(colors, looks, texts, _MUTED)]
+    keys = layout.part_keys(colors, looks, texts, _MUTED)
     for kind, (color, dashes) in style.rules(events).items():
-        keys.append([literal(kind), "rule", f"{color}{style.stripes(dashes)}"])
-    keys.append([".grad after the event", "after", "var(--av-text)"])
-    return keys + _byte_keys(events)
+        keys.append((literal(kind), "rule", f"{color}{style.stripes(dashes)}"))
+    keys.append((".grad after the event", "after", "var(--av-text)"))
+    return keys
 
 
-def _byte_keys(events: Sequence[Event]) -> list[list[str]]:
+def _byte_keys(ledger: Ledger, chosen: np.ndarray) -> list[layout.Entry]:
     """Return the entries of the legend for the bytes of saved tensors, where they were measured."""
-    before = [event.saved_before for event in events if event.kind == "backward"]
-    measured = [size for size in before if not math.isnan(size)]
-    if not measured:
+    columns = ledger.events.take(chosen)
+    before = columns.column("saved_before")[columns.where("kind", "backward")]
+    measured = before[~np.isnan(before)]
+    if not measured.size:
         return []
-    text = f"saved tensors before, at most {style.size(max(measured))}"
+    text = f"saved tensors before, at most {style.size(measured.max())}"
     pale = f"color-mix(in srgb, {_MUTED} 50%, transparent)"
-    keys = [[text, "bytes", pale]]
-    if any(event.saved_after > 0 for event in events):
-        keys.append(["after", "bytes", _MUTED])
-    if len(measured) < len(before):
-        keys.append(["not measured", "unseen", _MUTED])
+    keys = [(text, "bytes", pale)]
+    if (columns.column("saved_after") > 0).any():
+        keys.append(("after", "bytes", _MUTED))
+    if measured.size < before.size:
+        keys.append(("not measured", "unseen", _MUTED))
     return keys
 
 
@@ -344,7 +326,7 @@ def _marks(events: int, pixels: int) -> str:
 def _shares(
     ledger: Ledger, chosen: list[int], colors: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the bars of shares: their scale `r`, and for each its step `e`, objective `o`, and so on.
+    """Return the bars of shares, where there are some: their scale `r`, and for each its step `e`, objective `o`, ...
 
     A segment is the place of its backward (-1: not shown), where it starts, how long it is, its look and its text.
     """
@@ -367,14 +349,14 @@ def _shares(
         rows.append(row)
     looks = {part.look for bar in bars for part in bar.segments}
     inks = {literal(bar.label): bar.color for bar in bars}
-    among = shares.among(ledger)
-    dashed = f"Dashed: 1, {among}" if among else "Dashed: 1"
-    return {
+    dashed = ", ".join(filter(None, ["Dashed: 1", shares.among(ledger)]))
+    pane = {
         "r": plain(shares.reach(bars)),
         "rows": rows,
         "keys": layout.part_keys(inks, looks, _SHARES, _MUTED),
         "note": f"{dashed}. {note}".strip(),
     }
+    return {"shares": pane}
 
 
 def _whose(bar: shares.ShareBar, rank: int | None, *, several: bool) -> str:
@@ -528,9 +510,9 @@ def _heat(
 
 def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:
     """Return all elements of the small parameters, if they are few: [contributions, grads]."""
-    numels = {p: ledger.parameters[p].numel for p in sorted(ledger.exact)}
-    small = {p: numel for p, numel in numels.items() if numel <= 4}
-    elements = sum(small.values())
+    every = range(len(ledger.parameters))
+    small = [p for p in every if words.is_vector(ledger, p)]
+    elements = sum(ledger.parameters[p].numel for p in small)
     if 2 * len(chosen) * elements > _EXACT_NUMBERS:
         return {}
     kept: dict[str, Any] = {}
@@ -546,10 +528,8 @@ def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:
 
 def _elements(values: np.ndarray, present: np.ndarray) -> list[Any]:
     """Return the elements after each event, None where there are none."""
-    rows = []
-    for row, is_present in zip(values, present, strict=True):
-        rows.append(plain(row) if is_present else None)
-    return rows
+    rows = zip(values, present, strict=True)
+    return [plain(row) if is_present else None for row, is_present in rows]
 
 
 # --- code -----------------------------------------------------------------------------------------
@@ -567,15 +547,15 @@ def listing(ledger: Ledger, events: Sequence[Event]) -> tuple[list[Shown], list[
     """
     sources: dict[str, dict[int, str]] = {}
     for event in events:
-        if isinstance(event.line, int) and event.line > 0:
-            lines = sources.setdefault(str(event.file), {})
-            lines.setdefault(event.line, str(event.source))
+        if event.line > 0:
+            lines = sources.setdefault(event.file, {})
+            lines.setdefault(event.line, event.source)
     files: list[Shown] = []
-    at: dict[tuple[str, int | None], int] = {}
+    at: dict[tuple[str, int], int] = {}
     count = 0
     for file, lines in sources.items():
         shown = sorted(lines.items())
-        text = str(ledger.sources.get(file, ""))
+        text = ledger.sources.get(file, "")
         if text:
             shown = _stretches(text.expandtabs(4).splitlines(), sorted(lines))
         written = []
@@ -584,10 +564,7 @@ def listing(ledger: Ledger, events: Sequence[Event]) -> tuple[list[Shown], list[
             count += 1
             written.append([n, *_colored(line[:_LONGEST])])
         files.append({"name": file, "lines": written})
-    places = []
-    for event in events:
-        where = str(event.file), event.line
-        places.append(at.get(where, -1))
+    places = [at.get((event.file, event.line), -1) for event in events]
     return files, places
 
 
