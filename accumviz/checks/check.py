@@ -15,6 +15,7 @@ from accumviz.checks import ranks as several
 from accumviz.checks.analysis import LedgerAnalysis, OptimizerHistory
 from accumviz.checks.report import SEVERITIES, Finding, Findings, Report, rules_named
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
+from accumviz.show import counted
 
 _SHARES = "shares"
 _MEMORY = "memory"
@@ -75,6 +76,7 @@ RULES = (
         ("rank-token-weight", "loss-not-divided"),
         _SHARES,
     ),
+    Rule(several.summed_over_ranks, ("loss-not-divided",), _SHARES),
     Rule(weights.loss_not_divided, needs=_SHARES),
     Rule(order.scheduler_per_micro_batch),
     Rule(order.schedule_too_long),
@@ -151,6 +153,7 @@ def _report(judged: list[_Judged], rules: Set[str]) -> Report:
         dict(counts),
         condition,
         tuple(ignored),
+        judged[0].steps,
     )
 
 
@@ -198,6 +201,7 @@ class _Judged:
     reason: str = ""
     unjudged: dict[str, str] = field(default_factory=dict)
     condition: str = ""
+    steps: tuple[str, ...] = ()
 
     def of_rank(self, text: str) -> str:
         """Say of a text whose it is, where there are files of several ranks."""
@@ -216,6 +220,7 @@ def _judge(ledger: Ledger, rank: int | None) -> _Judged:
     if not backwards:
         return judged
     analysis = LedgerAnalysis(ledger)
+    judged.steps = tuple(map(_taken, analysis.optimizers))
     judged.summary = several.summarise(analysis, rank)
     for rule in RULES:
         every = () if rule.compares else rule.find(analysis)
@@ -228,6 +233,13 @@ def _judge(ledger: Ledger, rank: int | None) -> _Judged:
     judged.unjudged = _unjudged(analysis)
     judged.condition = ", and if ".join(dict.fromkeys(_conditions(analysis)))
     return judged
+
+
+def _taken(optimizer: OptimizerHistory) -> str:
+    """Say what an optimizer did: its steps, what they consumed, and at which learning rate."""
+    many = counted(optimizer.steps.size, "step")
+    pieces = many, weights.sums_of_shares(optimizer), order.learning_rates(optimizer)
+    return f"{optimizer.name}: {', '.join(filter(None, pieces))}."
 
 
 def _conditions(analysis: LedgerAnalysis) -> Iterator[str]:

@@ -20,6 +20,7 @@ from accumviz.checks.report import Finding, Findings
 from accumviz.checks.suggestions import calling_line
 from accumviz.ledger.events import CHANGED, PRESENT, Event
 from accumviz.ledger.flow import SAME, number
+from accumviz.show import counted
 
 # Of a scaler that begins too high, so few steps are skipped.
 _AGAIN = 3
@@ -356,10 +357,71 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
         too_often = _stepped_too_often(optimizer, schedules)
         if too_often and _comes_to_nothing(optimizer, schedules):
             yield "a schedule of the micro-batches is meant", int(schedules[0])
+        for said in filter(None, (_ends_early(optimizer), _runs_ahead(optimizer))):
+            yield said, int(schedules[-1])
+        alone = _clipped_alone(optimizer)
+        if alone:
+            said = f"{len(alone)} clips before a step are meant, each by the norm of its own parameters"
+            yield said, alone[0]
         zero = _falls_to_zero(optimizer)
         if zero:
             said = f"a learning rate that falls to 0 in step {zero + 1} and rises again is meant"
             yield said, int(optimizer.steps[zero])
+
+
+def learning_rates(optimizer: OptimizerHistory) -> str:
+    """Say at which rates an optimizer stepped, and how often its scheduler did; of groups, the first counts."""
+    rates = _rates(optimizer, optimizer.steps)
+    if not rates:
+        return ""
+    low, high = min(rates), max(rates)
+    said = f"at a learning rate of {low:.3g}"
+    if low < high:
+        said = (
+            f"at learning rates from {low:.3g} to {high:.3g}, the last {rates[-1]:.3g}"
+        )
+    moves = _schedules(optimizer).size
+    return f"{said}, with {counted(moves, 'step')} of a scheduler" if moves else said
+
+
+def _clipped_alone(optimizer: OptimizerHistory) -> list[int]:
+    """Return the clips of one line before a step, each of some of an optimizer's gradients by their own norm."""
+    clips = optimizer.changing["clip"]
+    lines = optimizer.sites[clips]
+    for step, window in optimizer.windows.items():
+        before = between(clips, window[-1], step)
+        of_line = clips[lines == optimizer.sites[before[0]]] if before else clips[:0]
+        alone = between(of_line, window[-1], step)
+        if len(alone) > 1 and min(map(optimizer.clip_ratio, alone)) < 1 - SAME:
+            return alone
+    return []
+
+
+def _ends_early(optimizer: OptimizerHistory) -> str:
+    """Say how many steps a scheduler took, where a whole script left half of those that it is made for."""
+    schedules = _schedules(optimizer)
+    labels = optimizer.events.column("label")[schedules]
+    horizons = optimizer.events.detail("horizon", math.nan)[schedules]
+    for label in np.unique(labels[np.isfinite(horizons)]).tolist():
+        mine = labels == label
+        taken, horizon = np.count_nonzero(mine), np.nansum(horizons[mine])
+        whole = optimizer.ledger.meta.get("ended") == "exit"
+        if whole and 2 * taken <= horizon:
+            return f"a script that ends after {taken} of the {horizon:g} steps of its schedule is meant"
+    return ""
+
+
+def _runs_ahead(optimizer: OptimizerHistory) -> str:
+    """Say in how many skipped steps a scheduler stepped nevertheless; a scaler that begins too high skips a few."""
+    skipped, schedules = optimizer.skipped, _schedules(optimizer)
+    ends = np.append(np.union1d(optimizer.steps, skipped), len(optimizer.events))
+    ahead = 0
+    for event in skipped.tolist():
+        following = int(ends[ends.searchsorted(event) + 1])
+        ahead += bool(between(schedules, event, following))
+    if ahead <= _AGAIN:
+        return ""
+    return f"a schedule that goes on in {ahead} steps which the scaler skipped is meant"
 
 
 def _falls_to_zero(optimizer: OptimizerHistory) -> int:

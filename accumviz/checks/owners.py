@@ -156,6 +156,11 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
                 "plain list are"
             )
             yield said, backward
+    for name in map(str, analysis.listed("frozen_in_vain")):
+        yield (
+            f"{name} = False is meant, which freezes nothing,",
+            int(analysis.at["step"][0]),
+        )
     for optimizer in analysis.optimizers:
         for said in filter(None, _of_optimizer(optimizer)):
             yield said, int(optimizer.steps[0])

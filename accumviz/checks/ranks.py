@@ -81,6 +81,31 @@ def ddp_unsynced_step(optimizer: OptimizerHistory) -> Findings:
     )
 
 
+@for_each_optimizer
+def summed_over_ranks(optimizer: OptimizerHistory) -> Findings:
+    """Find gradients that a script sums over all ranks, and that nothing divides by their number."""
+    ranks = number(optimizer.ledger.meta.get("ranks"))
+    reductions = optimizer.events.detail("reduction", "")
+    sums = [e for e in optimizer.changing["sync"].tolist() if reductions[e] == "sum"]
+    shares = [
+        share for step in optimizer.windows for share in optimizer.shares_of(step)
+    ]
+    undivided = all(share.even and is_close(share.total, ranks) for share in shares)
+    if not sums or not shares or not undivided:
+        return
+    yield optimizer.finding(
+        "warning",
+        sums[0],
+        step=min(optimizer.windows),
+        evidence={"ranks": ranks, "sum of shares": shares[0].total},
+        cause=(
+            f"`.grad` is summed over {ranks:g} ranks, and nothing divides by their number: the step reads {ranks:g} "
+            "times the gradient of one large batch. Divide it, or reduce to a mean (`ReduceOp.AVG`)."
+        ),
+        times=len(optimizer.windows),
+    )
+
+
 def _forward(analysis: LedgerAnalysis, backward: int) -> dict[str, int]:
     """Return the line of the last forward of DDP's before a backward."""
     line = analysis.detail(backward, "armed_line")
@@ -194,23 +219,28 @@ class RankSummary(NamedTuple):
 
     `steps` has for the optimizers under DDP of the ranks that came to their end by themselves their place and how
     often they stepped: one that never steps may have been left behind by those that do. `norms` has for each of them
-    its place and the norm of each step's gradient; none where they share no gradients on purpose.
+    its place and the norm of each step's gradient; none where they share no gradients on purpose. `began` is the norm
+    of the weights with which a rank began, NaN where it is not known.
     """
 
     windows: list[RankWindow]
     steps: list[tuple[int, int]]
     norms: list[tuple[int, list[float]]]
+    began: float
 
 
 def summarise(analysis: LedgerAnalysis, rank: int | None = None) -> RankSummary:
     """Say what a ledger has to say to others; `rank` is whose it is, where it is not that of several."""
     steps = []
     norms = []
-    for optimizer in filter(_is_replicated, analysis.every_optimizer):
+    for optimizer in analysis.every_optimizer:
+        if not (_is_replicated(optimizer) or _reduces_by_hand(optimizer)):
+            continue
         norms.append((optimizer.place, _norms_of_steps(optimizer)))
         if _has_finished(analysis, optimizer.rank if rank is None else rank):
             steps.append((optimizer.place, optimizer.steps.size))
-    return RankSummary(list(_windows(analysis, rank)), steps, norms)
+    began = number(analysis.detail(0, "weights_norm"))
+    return RankSummary(list(_windows(analysis, rank)), steps, norms, began)
 
 
 def _norms_of_steps(optimizer: OptimizerHistory) -> list[float]:
@@ -235,6 +265,13 @@ def _is_replicated(optimizer: OptimizerHistory) -> bool:
     armed = optimizer.events.detail("armed", None)[optimizer.backwards].tolist()
     several = optimizer.ledger.meta.get("ranks") != 1
     return several and armed.count(None) < len(armed)
+
+
+def _reduces_by_hand(optimizer: OptimizerHistory) -> bool:
+    """Return whether an optimizer's gradients are summed or averaged over all ranks by the script itself."""
+    syncs = optimizer.changing["sync"]
+    reductions = optimizer.events.detail("reduction", "")[syncs].tolist()
+    return "sum" in reductions or "mean" in reductions
 
 
 def _windows(analysis: LedgerAnalysis, rank: int | None) -> Iterator[RankWindow]:
@@ -358,6 +395,10 @@ def conditions_of_ranks(ranks: Sequence[RankSummary]) -> Iterator[str]:
         yield "ranks that step a different number of times are meant"
     if any(map(_step_apart, norms.values())):
         yield "ranks that step on different gradients are meant"
+    if norms and max(r.began for r in ranks) > min(r.began for r in ranks) * (
+        1 + _SAME_NORM
+    ):
+        yield "ranks that begin with different weights are meant"
     windows = _compared_windows(ranks)
     if windows and all(map(_is_divided_by_ranks, windows)):
         yield f"a sum of 1/{len(windows[0])} over all ranks is meant in every step"

@@ -109,7 +109,8 @@ class Report(Displayed):
     to why it could not be judged, or not everywhere. `counts` says how much was looked at.
     `condition` is what has to be meant for a loop to be healthy, and for one without a verdict to be right: "a sum of 4
     is meant in every step (train.py:31)".
-    `ignored` are the findings that were to be ignored.
+    `ignored` are the findings that were to be ignored. `steps` says what each optimizer did: "optimizer: 12 steps, of 4
+    micro-batches with shares that add up to 1, at a learning rate of 0.1".
     """
 
     findings: tuple[Finding, ...] = ()
@@ -118,6 +119,7 @@ class Report(Displayed):
     counts: Mapping[str, int] = field(default_factory=dict)
     condition: str = ""
     ignored: tuple[Finding, ...] = ()
+    steps: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -186,6 +188,8 @@ class Report(Displayed):
         page.add(self.aside)
         page.add(self.reason)
         page.add(self.supposed)
+        for taken in self.steps:
+            page.add(taken)
         page.add(self.not_seen)
         if sum(finding.severity != "note" for finding in self.findings) > 1:
             page.add("Begin with the first finding: others may follow from it.")

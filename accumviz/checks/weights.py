@@ -523,6 +523,23 @@ def _sums(optimizer: OptimizerHistory) -> list[_StepSum]:
     return sums
 
 
+def sums_of_shares(optimizer: OptimizerHistory) -> str:
+    """Say how many micro-batches an optimizer's steps consumed, and to what their shares add up, if known."""
+    many = [len(window) for window in optimizer.windows.values()]
+    if not many:
+        return ""
+    said = f"of {_from_to(many)} {'micro-batch' if max(many) == 1 else 'micro-batches'}"
+    sums = _sums(optimizer)
+    if sums and all(len(window.shares) == 1 for window in sums):
+        said += f" with shares that add up to {_from_to(_totals(sums))}"
+    return said
+
+
+def _from_to(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:.3g}" if are_close(values) else f"{low:.3g} to {high:.3g}"
+
+
 def _plain_sums(optimizer: OptimizerHistory) -> set[int]:
     """Return the losses that are sums, with one factor for all steps: more elements are more."""
     plain = set()
@@ -637,6 +654,7 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
     for shares in analysis.objectives.values():
         yield from _constant_sum(analysis, _several(shares))
         yield from _penalty(_several(shares))
+        yield from _stretched(shares)
         yield from _single_factor(analysis, shares)
 
 
@@ -677,6 +695,15 @@ def _penalty(shares: WindowShares) -> Conditions:
             )
             yield said, share.backwards[0]
             return
+
+
+def _stretched(shares: WindowShares) -> Conditions:
+    """Name a loss of n × n numbers where n were computed."""
+    share = shares[0]
+    many = share.term.get("stretched")
+    if many:
+        said = f"a loss of {many} × {many} numbers, each of {many} samples with each other, is meant"
+        yield said, share.backwards[0]
 
 
 def _single_factor(analysis: LedgerAnalysis, shares: WindowShares) -> Conditions:

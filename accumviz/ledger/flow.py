@@ -167,15 +167,18 @@ def scaling(ledger: Arrays) -> Scaling:
     for row, e in enumerate(at.tolist()):
         event = ledger.events[e]
         ratios = ratio[row][~np.isnan(ratio[row])]
+        # Through `.data` it is not seen which of them an edit changed.
+        ratios = ratios[ratios != 1] if (ratios != 1).any() else ratios
         within = float(tolerance[row])
         one_ratio = _one(ratios, within)
-        change = _Change(event, one_ratio, not ratios.size, remains[row], within)
+        left = remains[row] & (ratio[row] != 1)
+        change = _Change(event, one_ratio, not ratios.size, left, within)
         factor = _factor(ledger, change)
         factors.append(factor)
         if factor.reason == BY_VALUE:
             changed[row] &= ratio[row] != 1
         elif event.kind == "edit":
-            changed[row] = remains[row]
+            changed[row] = remains[row] & (ratio[row] != 1)
     rows = np.array(factors, float)
     rows = rows.reshape(-1, len(Factor._fields))
     return Scaling(at, rows, changed)
@@ -204,10 +207,12 @@ def _factor(ledger: Arrays, change: _Change) -> Factor:
     event = change.event
     if event.kind == "sync":
         ranks = change.number("ranks")
-        averages = "reduction" not in event.details and event.within == "backward"
-        if averages and 1 <= ranks < math.inf:
-            return Factor(ranks=ranks)
-        return Factor(reason=REDUCED)
+        usual = "mean" if event.within == "backward" else ""
+        reduction = event.details.get("reduction", usual)
+        if reduction not in ("mean", "sum") or not 1 <= ranks < math.inf:
+            return Factor(reason=REDUCED)
+        # A sum is an average, times the number of ranks.
+        return Factor(ranks if reduction == "sum" else 1.0, ranks=ranks)
     if event.kind == "clip":
         return _of_clip(change)
     if event.kind == "edit":
@@ -220,7 +225,8 @@ def _factor(ledger: Arrays, change: _Change) -> Factor:
 def _multiplies(ledger: Arrays, change: _Change) -> bool:
     """Return whether every element was multiplied by the ratio of the norms.
 
-    Kept elements show it. Where only norms are kept, those of several parameters have to agree.
+    Kept elements show it. Where only norms are kept, those of several parameters have to agree, or to be divided by
+    the number of ranks.
     """
     remaining = np.flatnonzero(change.remains).tolist()
     kept = [p for p in remaining if p in ledger.exact]
@@ -235,7 +241,8 @@ def _multiplies(ledger: Arrays, change: _Change) -> bool:
         agrees = apart <= change.tolerance * largest
         if not agrees.all():
             return False
-    return bool(kept) or len(remaining) > 1
+    by_ranks = change.ratio * number(ledger.meta.get("ranks"))
+    return bool(kept) or len(remaining) > 1 or abs(by_ranks - 1) < change.tolerance
 
 
 def _of_clip(change: _Change) -> Factor:

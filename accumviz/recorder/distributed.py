@@ -16,6 +16,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from threading import get_ident
 from types import FrameType
 from typing import Any, NamedTuple
 from weakref import ref
@@ -347,6 +348,10 @@ def _kernel(operator: Any, around: patches.Around) -> Callable[..., Any]:
 
 def _noting(op: str, whole: int) -> patches.Around:
     def around(call: patches.Call) -> patches.Steps:
+        if (
+            get_ident() in patches.inside["sync"]
+        ):  # what it makes of `.grad` is read once it is over
+            return
         moved = list(_tensors(call.args[whole]))
         output = list(_tensors(call.args[0]))
         patches.notify(call.recordings, "collective", op, moved, output, call.frame)
@@ -647,7 +652,7 @@ class Collectives:
 
     def _by_hand(self, sync: Sync, whole: list[Tensor]) -> None:
         """Note an all-reduce of the user's, if it reduces any `.grad`; what it makes of them is not known."""
-        leaves = self._grads_in(whole)
+        leaves = self.grads_in(whole)
         if leaves:
             sync.details["reduction"] = ""
             self._begin(sync, leaves)
@@ -657,7 +662,17 @@ class Collectives:
             self._leaves.leave_unread(sync, leaves)
             self._over(sync)
 
-    def _grads_in(self, whole: list[Tensor]) -> Leaves:
+    def reduced(self, leaves: Leaves, reduction: str, frame: FrameType) -> None:
+        """Note a sum or a mean of `.grad` over all ranks, which is there."""
+        details = {"op": "all-reduce", "ranks": self._ranks, "reduction": reduction}
+        sync = Sync("", self._sites.find(frame), "", details)
+        self._begin(sync, leaves)
+        sync.changed = leaves
+        self._leaves.update(leaves)
+        self._leaves.read_grads(sync, leaves)
+        self._over(sync)
+
+    def grads_in(self, whole: list[Tensor]) -> Leaves:
         """Return the leaves whose `.grad` is in what is reduced."""
         sent = {tensor.untyped_storage().data_ptr() for tensor in whole}
         leaves = []

@@ -399,6 +399,15 @@ class Gradients:
                 weights[i] = tensor
         self.read(row, ("weight",), weights)
 
+    def weigh_rank(self, row: Row) -> None:
+        """Give a row the norm of all weights of a rank that holds them whole, on the device of the first."""
+        if self.named.shards.wholes or not readable(*self.tensors):
+            return
+        device = self.tensors[0].device
+        weights = [each for each in self.tensors if each.device == device]
+        norm = torch.nn.utils.get_total_norm(weights)
+        row.take(norm, partial(row.details.__setitem__, "weights_norm"))
+
     # --- whose they are ------------------------------------------------------------------------
 
     def devices(self) -> set[torch.device]:

@@ -72,6 +72,8 @@ _LAST = (1 << 64) - 1
 _TURNED = _variants("T", "Transpose", "Permute")
 _SCALINGS = {"LogSoftmaxBackward0", *_TURNED, *_POWERS, *_SAME}
 _MOST_SCALINGS = 8
+# What may stretch one side to the size of the other.
+_STRETCHING = _TWO_SIDES | _variants("Mul", "Div", "Expand")
 _CROSS_ENTROPIES = _variants("NllLoss", "NllLoss2D")
 _OTHER_LOSSES = _variants(
     "MseLoss",
@@ -290,7 +292,8 @@ class _Terms:
             return []
         if name in _OTHER_LOSSES:
             reduction = _REDUCTIONS[node._saved_reduction]
-            self.add(name, factor, reduction, _size(node, "_raw_saved_self"))
+            term = self.add(name, factor, reduction, _size(node, "_raw_saved_self"))
+            _note_stretched(term, node)
             return []
         if name in _POWERS:
             return self._visit_scaled(node, name, factor)
@@ -356,12 +359,38 @@ class _Terms:
             return [(part, factor) for part in parts]
         if kind == "mean":  # each of the numbers that it leaves is one over its part
             numbers = math.prod(node._input_metadata[0].shape)
-            self.add(name, factor, kind, count // max(numbers, 1))
+            term = self.add(name, factor, kind, count // max(numbers, 1))
         else:
             term = self.add(name, factor, kind, reduced.elements())
             if _is_of_weights(reduced.node):
                 term["of_weights"] = True
+        _note_stretched(term, node)
         return []
+
+
+def _note_stretched(term: Details, node: Any) -> None:
+    """Note of a loss that it is of n × n numbers where n were computed: a column met a row of targets, say."""
+    waiting = [node]
+    for _ in range(_MOST_SCALINGS):
+        if not waiting:
+            return
+        above = waiting.pop()
+        name = type(above).__name__
+        made = tuple(above._input_metadata[0].shape)
+        reduces = above is node or name in _REDUCING
+        below = [(one, at) for one, at in _below(above) if one is not None]
+        for one, at in below:
+            shape = tuple(one._input_metadata[at].shape)
+            if len(below) == 1 and name in _STRETCHING and _is_squared(shape, made):
+                term["stretched"] = int(made[0])
+            elif shape == made or reduces:
+                waiting.append(one)
+
+
+def _is_squared(shape: tuple[int, ...], made: tuple[int, ...]) -> bool:
+    """Return whether n numbers were stretched to n × n."""
+    many = made[0] if made else 0
+    return many > 1 and made == (many, many) and shape in ((many,), (many, 1))
 
 
 def _is_of_weights(node: Any) -> bool:

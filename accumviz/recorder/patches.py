@@ -45,7 +45,8 @@ undoing: list[Callable[[], None]] = []
 # For each kind of call, the threads that are inside one now: a nested call is no event of its own. `threading.local`
 # costs several times as much.
 inside: dict[str, set[int]] = {
-    kind: set() for kind in ("backward", "zero_grad", "clip", "unscale", "schedule")
+    kind: set()
+    for kind in ("backward", "zero_grad", "clip", "unscale", "schedule", "sync")
 }
 # The threads in which a scaler was asked to step, and no optimizer has begun to.
 asked: set[int] = set()
@@ -345,6 +346,7 @@ def _install() -> None:
         _wrap_decorated(
             function, _changing("clip", functools.partial(_read_clip, name))
         )
+    _wrap_decorated(getattr(torch.distributed, "all_reduce", None), _reducing)
     for scheduler in dict.fromkeys(_schedulers(LRScheduler)):
         _wrap(scheduler, "step", _scheduling)
     undoing.append(register_optimizer_step_pre_hook(guarded(_step_begins)).remove)
@@ -465,6 +467,35 @@ def _read_unscale(args: Args, kwargs: Kwargs) -> _Change | None:
     if not getattr(args[0], "_enabled", True):  # switched off, it does nothing
         return None
     return optimizer, optimizer, {"amp_scale": getattr(args[0], "_scale", None)}
+
+
+def _reducing(call: Call) -> Steps:
+    """Tell of a sum or a mean over all ranks that is there when the call returns; another one is told of before."""
+    names = "tensor", "op", "group", "async_op"
+    given = dict(zip(names, call.args, strict=False)) | call.kwargs
+    sums, means = torch.distributed.ReduceOp.SUM, torch.distributed.ReduceOp.AVG
+    op = given.get("op", sums)
+    everywhere = given.get("group") in (None, torch.distributed.group.WORLD)
+    if (
+        op not in (sums, means)
+        or given.get("async_op")
+        or not everywhere
+        or _task() != -1
+    ):
+        return
+    answers = notify(call.recordings, "reduction_begins", given["tensor"])
+    concerned = [(recording, leaves) for recording, leaves in answers if leaves]
+    if not concerned:
+        return
+    busy, thread = inside["sync"], get_ident()
+    try:
+        busy.add(thread)
+        yield
+    finally:
+        busy.discard(thread)
+    reduction = "sum" if op == sums else "mean"
+    for recording, leaves in concerned:
+        notify((recording,), "reduced", leaves, reduction, call.frame)
 
 
 def _scaling(call: Call) -> Steps:

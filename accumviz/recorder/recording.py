@@ -34,6 +34,7 @@ from accumviz.recorder.targets import (
     Optimizers,
     called,
     collect,
+    frozen_in_vain,
     horizon,
     parameters,
 )
@@ -185,6 +186,7 @@ class Recording:
         # What has stopped it, in words; `patches` sets it where we cannot.
         self.failure = ""
         self._notes = list(named.notes)
+        self._frozen: list[str] = []
         if UNREAD:
             self._notes.append(_UNREAD)
         # Whether an optimizer stepped of whose parameters none is recorded.
@@ -205,6 +207,7 @@ class Recording:
         self._collectives = Collectives(self._gradients, self._rows, self._sites)
         self.forwards = self._collectives.forwards
         self.collective = self._collectives.collective
+        self.reduced = self._collectives.reduced
         replicas = self._collectives.replicas or self._gradients.taken
         self._gradients.watches = not replicas
         for optimizer in named.optimizers:
@@ -291,6 +294,7 @@ class Recording:
         """Keep data only: no tensor, module, optimizer or frame is held by a recording that is closed."""
         try:
             self._parameters = self._gradients.parameters(self._optimizers.leaves())
+            self._frozen = frozen_in_vain(self._gradients.named.wrapped)
             for name in dict.fromkeys(self._optimizers.grown()):
                 self._notes.append(_GROWN.format(name=name))
         finally:
@@ -562,6 +566,15 @@ class Recording:
             label = self._optimizers.names[self._optimizers.meet(owner, frame)]
         self._emit(kind, site, label, dict(details), changed)
 
+    def reduction_begins(self, tensor: Any) -> Leaves:
+        """Return the leaves whose `.grad` is in a tensor that is to be summed or averaged over ranks."""
+        leaves: Leaves = []
+        if not self._closed and self._gradients.is_ours():
+            leaves = self._collectives.grads_in([tensor])
+        if leaves:
+            self._before_change()
+        return leaves
+
     def swap_begins(self, tensors: tuple[Any, ...]) -> Leaves:
         """Let go of tensors that are swapped: torch refuses those to which there are weak references."""
         return self._gradients.let_go(tensors)
@@ -715,6 +728,8 @@ class Recording:
 
     def _finish(self, row: Row) -> None:
         """Add the weights after a step, and at the first event, so that it is known where they began."""
+        if self._unmoved and self._rank is not None:
+            self._gradients.weigh_rank(row)
         if row.kind == "step" or self._unmoved:
             self._unmoved = False
             self._gradients.weigh(row)
@@ -742,6 +757,8 @@ class Recording:
         notes = list(self._notes)
         if notes:
             meta["notes"] = notes
+        if self._frozen:
+            meta["frozen_in_vain"] = self._frozen
         stopped = self.failure or ("" if self._closed else _unheeded())
         if stopped:
             meta["stopped"] = stopped

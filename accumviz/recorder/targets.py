@@ -20,6 +20,8 @@ from accumviz.recorder.transfer import local
 _CALLERS = 32
 # What schedulers call the number of steps that they are made for.
 _HORIZONS = ("total_steps", "T_max", "total_iters", "num_training_steps")
+# A module's attribute of such a name changes nothing, nor does a parameter's of one of the last two.
+_NO_SWITCHES = ("requires_grad", "require_grad", "requires_grads")
 _NESTED = "`{name}` is a nested tensor, whose gradients are not recorded"
 _EXPECTED = (
     "expected a module, an optimizer, a parameter, a dict of named tensors, or a list of these, "
@@ -141,6 +143,17 @@ def names_of(item: Any, frame: Caller) -> Iterator[str]:
 def called(item: Any, frame: Caller) -> str:
     """Return what the nearest caller calls this object, else its class."""
     return next(names_of(item, frame), type(item).__name__)
+
+
+def frozen_in_vain(modules: Iterable[nn.Module]) -> list[str]:
+    """Return what was set to False to freeze something and is nothing that torch knows, as `layer.requires_grad`."""
+    found = {}
+    for module in modules:
+        for path, part in (*module.named_modules(), *module.named_parameters()):
+            for name in _NO_SWITCHES:
+                if vars(part).get(name) is False:
+                    found[_joined(path, name)] = part
+    return list(found)
 
 
 def horizon(scheduler: Any) -> int | None:

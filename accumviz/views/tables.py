@@ -270,6 +270,7 @@ def report_html(report: Report) -> str:
     if report.reason and report.verdict == "findings":
         parts.append(f"<p>{marked(report.reason)}</p>")
     parts += [_finding(finding) for finding in report.findings]
+    parts += [f"<p class='av-said'>{escape(taken)}</p>" for taken in report.steps]
     if report.not_seen:
         parts.append(f"<p class='av-said'>{report.not_seen}</p>")
     if report.unjudged:

@@ -3,7 +3,7 @@
 import contextlib
 
 import torch
-import torch.distributed as dist  # noqa: F401 - for the twins
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch.optim import SGD
 
@@ -217,3 +217,15 @@ def rank_token_weight_plain(record):
                     loss.backward()  # finding: rank-token-weight
             optimizer.step()
             optimizer.zero_grad()
+
+
+def summed_over_ranks_plain(record):
+    with trained(record, net()) as (model, optimizer):
+        for i, (x, y) in enumerate(batches(8)):
+            (F.cross_entropy(model(x), y) / 4).backward()
+            if i % 4 == 3:
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad)  # finding: summed-over-ranks
+                    # right: parameter.grad /= dist.get_world_size()
+                optimizer.step()
+                optimizer.zero_grad()

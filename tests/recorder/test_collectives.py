@@ -259,18 +259,27 @@ def averaged(_, bucket):  # type: ignore[no-untyped-def]
     return sent.get_future().then(lambda future: future.value()[0])
 
 
+# Of calls that wait for a sum over all ranks: by how much the loss was divided beside K, and the findings.
+KNOWN = {"one by one": (1.0, ["summed-over-ranks"]), "divided, one by one": (1 / RANKS, [])}
+
+
 def reduced_by_hand() -> dict[str, tuple[Any, ...]]:
     """Of each way, whether weights are those without a recording, shares, findings, and why nothing is known."""
     found = {}
-    for way in ("one by one", "divided, at once", "in a hook", "a comm hook"):
+    for way in (*KNOWN, "divided, at once", "in a hook", "a comm hook"):
         (weights, ledger), (alone, _) = by_hand(way), by_hand(way, recorded=False)
         report, same = av.check(ledger), all(map(torch.equal, weights, alone))
         found[way] = same, [row.share for row in ledger.shares()], list(report.findings), report.reason
     return found
 
 
-def test_what_is_reduced_by_hand_has_unknown_shares_and_training_is_the_same() -> None:
+def test_what_is_reduced_by_hand_has_a_share_where_the_call_waits_and_training_is_the_same() -> None:
     for ways in av.distribute(reduced_by_hand, ranks=RANKS).returned:
+        for way, (factor, rules) in KNOWN.items():
+            same, shares, findings, _ = ways.pop(way)
+            assert same
+            assert np.allclose(shares, factor / MICRO)
+            assert [finding.rule for finding in findings] == rules
         for same, shares, findings, reason in ways.values():
             assert same
             assert np.isnan(shares).all()
