@@ -63,7 +63,7 @@ ANSWERED = {
     "different gradients large batch vs accumulated mini-batches": "The loss curve with accumulation is different",
     "gradient accumulation with two optimizers": "Gradient accumulation with two optimizers",
     "optimizer step in backward hook with gradient accumulation": "A step inside the backward",
-    "LoRA does not reduce memory": "LoRA or frozen layers do not reduce the memory",
+    "LoRA does not reduce memory": "LoRA or frozen layers do not reduce the memory, or by little",
     "deepspeed zero 2 gradient accumulation worse results": "DeepSpeed, ZeRO stage 2",
 }
 
