@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from accumviz.show import plural
 from accumviz.views import style
@@ -42,8 +42,7 @@ _LEGEND = (
 )
 
 
-@dataclass(frozen=True)
-class Stretch:
+class Stretch(NamedTuple):
     """A stretch of one rank's time; `which` is a micro-batch, a layer (of a gradient) or a bucket."""
 
     kind: str
@@ -58,9 +57,8 @@ class Stretch:
         return self.end - self.start
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A box in a lane; `left` and `width` are percentages of the axis, `top` and `height` of the lane."""
+class Mark(NamedTuple):
+    """A box in a lane, as `overlap.js` takes it; `left` and `width` are percent of the axis, the others of the lane."""
 
     lane: int
     name: str
@@ -72,13 +70,6 @@ class Mark:
     label: str = ""
     says: str = ""
 
-    @property
-    def data(self) -> list[Any]:
-        """What the page is told, in the order in which `overlap.js` takes it."""
-        place = [self.left, self.width, self.top, self.height]
-        rounded = [round(each, 2) for each in place]
-        return [self.lane, self.name, self.look, *rounded, self.label, self.says]
-
 
 def buckets(notes: Sequence[Note]) -> dict[int, int]:
     """Return the bucket of each layer: the gradients that have come since the all-reduce before are in it.
@@ -87,7 +78,7 @@ def buckets(notes: Sequence[Note]) -> dict[int, int]:
     {1: 0, 0: 1}
     """
     found: dict[int, int] = {}
-    came: list[int] = []
+    came = []
     for what, which, _ in notes:
         if what == "gradient":
             came.append(which)
@@ -99,9 +90,10 @@ def buckets(notes: Sequence[Note]) -> dict[int, int]:
     return found
 
 
-def stretches(notes: Sequence[Note], bucket_of: Mapping[int, int]) -> list[Stretch]:
+def stretches(notes: Sequence[Note]) -> list[Stretch]:
     """Return what one rank did, worked out from the times that it noted."""
-    launched: dict[int, float] = {}
+    bucket_of = buckets(notes)
+    launched = {}
     made = []
     k, since = 0, 0.0
     for what, which, at in notes:
@@ -129,14 +121,9 @@ class Overlap(Picture):
 
     def __post_init__(self) -> None:
         self.caps = sorted({cap for cap, _ in self.runs})
-        self._done: dict[Setting, list[list[Stretch]]] = {}
-        # Of each setting and rank, the bucket of each layer.
-        self._buckets: dict[Setting, list[dict[int, int]]] = {}
+        self._done = {}
         for setting, ranks in self.runs.items():
-            found = [buckets(notes) for notes in ranks]
-            pairs = zip(ranks, found, strict=True)
-            self._done[setting] = [stretches(notes, of) for notes, of in pairs]
-            self._buckets[setting] = found
+            self._done[setting] = [stretches(notes) for notes in ranks]
         self._axis = max(self.seconds(setting) for setting in self.runs)
 
     def seconds(self, setting: Setting) -> float:
@@ -150,9 +137,9 @@ class Overlap(Picture):
     def counts(self, setting: Setting) -> tuple[int, int, float]:
         """Return the all-reduces of a window, the bytes of gradients in them, and the seconds that rank 0 waits."""
         first = self._done[setting][0]
-        reduced = [one for one in first if one.kind == "reduce"]
-        layers = list(self._buckets[setting][0].values())
-        size = self.layer * sum(layers.count(one.bucket) for one in reduced)
+        reduced = [one.micro_batch for one in first if one.kind == "reduce"]
+        computed = [one.micro_batch for one in first if one.kind == "gradient"]
+        size = self.layer * sum(computed.count(k) for k in set(reduced))
         waits = sum(one.seconds for one in first if one.kind == "wait")
         return len(reduced), size, waits
 
@@ -187,7 +174,7 @@ class Overlap(Picture):
         look = f"{one.kind} {'odd' if one.bucket % 2 else 'even'}"
         if one.kind != "reduce":
             return Mark(COMPUTE[rank], name, look, *place, label=_label(one), says=says)
-        rows = len(set(self._buckets[setting][rank].values()))
+        rows = 1 + max(each.bucket for each in self._done[setting][rank])
         label = f"bucket {one.bucket}" if rows <= _MOST_LABELLED else ""
         row = 100 * one.bucket / rows
         return Mark(NETWORK[rank], name, look, *place, row, 100 / rows, label, says)
@@ -199,29 +186,18 @@ class Overlap(Picture):
         sent = {one.micro_batch for one in done if one.kind == "reduce"}
         for k in range(1 + done[-1].micro_batch):
             ours = [one for one in done if one.micro_batch == k]
-            left, width = (
-                self._part(ours[0].start - zero),
-                self._part(ours[-1].end - ours[0].start),
-            )
+            left = self._part(ours[0].start - zero)
+            width = self._part(ours[-1].end - ours[0].start)
             yield Mark(HEADS, f"head {k}", "head", left, width, label=str(k + 1))
-            if k not in sent:
-                for lane in NETWORK:
-                    yield Mark(
-                        lane,
-                        f"silent {lane} {k}",
-                        "silent",
-                        left,
-                        width,
-                        label="nothing is sent",
-                    )
+            for lane in () if k in sent else NETWORK:
+                name = f"silent {lane} {k}"
+                text = "nothing is sent"
+                yield Mark(lane, name, "silent", left, width, label=text)
 
     def _ticks(self) -> Iterator[Mark]:
         longest = 1000 * self._axis
-        apart = next(
-            step
-            for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 60000)
-            if longest < 8 * step
-        )
+        steps = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 60000)
+        apart = next(step for step in steps if longest < 8 * step)
         for at in range(0, int(longest) + 1, apart):
             yield Mark(AXIS, f"tick {at}", "tick", self._part(at / 1000), label=str(at))
 
@@ -245,7 +221,9 @@ class Overlap(Picture):
         }
 
     def _shown(self, setting: Setting) -> dict[str, Any]:
-        marks = [mark.data for mark in self.marks(setting)]
+        marks = []
+        for mark in self.marks(setting):
+            marks.append([round(x, 2) if isinstance(x, float) else x for x in mark])
         return {"says": self.sentence(setting), "marks": marks}
 
     @property
