@@ -69,11 +69,11 @@ class Run:
 
     def content(self, scale: CommonScale) -> dict[str, Any]:
         """Return what a page is told of this run, drawn to this scale."""
-        if self.player is None or self.ledger is None:
+        if self.player is None:
             return {"error": self.error}
         return {
             "figures": [list(pair) for pair in self.figures],
-            "grad": gradients(self.ledger),
+            "grad": gradients(self.player.ledger),
             "right": int(self.right),
             "data": scale.apply(self.player.content),
         }
@@ -95,21 +95,18 @@ class Explorer(Displayed):
     tabs: bool = False
 
     def __post_init__(self) -> None:
-        ledgers = []
-        right = []
-        for run in self.runs:
-            if run.ledger is not None:
-                ledgers.append(run.ledger)
-                right += [run.ledger] if run.right else []
+        self._players = [run.player for run in self.runs if run.player]
+        self._right = [run.player for run in self.runs if run.player and run.right]
+        ledgers = [player.ledger for player in self._players]
+        right = [player.ledger for player in self._right]
         self._ground = weights.field(ledgers, self.loss, right=right)
         self._levels = common_levels(ledgers)
-        for run in self.runs:
-            self._draw_among_others(run)
+        for player in self._players:
+            self._draw_among_others(player)
 
-    def _draw_among_others(self, run: Run) -> None:
+    def _draw_among_others(self, player: Player) -> None:
         """Draw a run's weights and heat map to the scales of all runs."""
-        if run.player is not None:
-            run.player.ground, run.player.levels = self._ground, self._levels
+        player.ground, player.levels = self._ground, self._levels
 
     def run(self, **choice: Any) -> Ledger:
         """Return the ledger of one run, as in `explorer.run(k=4)`; a choice that is left out has its first value.
@@ -128,19 +125,14 @@ class Explorer(Displayed):
     @cached_property
     def _scale(self) -> CommonScale:
         """The scale of all runs: bars more than three times as long as the right runs' are torn off."""
-        pages = []
-        right = []
-        for run in self.runs:
-            if run.player is not None:
-                page = run.player.content
-                pages.append(page)
-                right += [page] if run.right else []
+        pages = [player.content for player in self._players]
+        right = [player.content for player in self._right]
         return common_scale(pages, right)
 
     @cached_property
     def content(self) -> dict[str, Any]:
         """What the page is told: each different run once, and what runs have in common once."""
-        places: dict[str, int] = {}
+        places = {}
         different: list[dict[str, Any]] = []
         grid = []
         for run in self.runs:
@@ -185,10 +177,11 @@ class Explorer(Displayed):
             asked = change["new"]["choice"]
             choice = {}
             for place, (name, values) in zip(asked, self.choices.items(), strict=True):
-                is_recorded = isinstance(place, int)
-                choice[name] = values[place] if is_recorded else number(place, values)
+                typed = isinstance(place, str)
+                choice[name] = number(place) if typed else values[place]
             run = record_run(self.experiment, choice)
-            self._draw_among_others(run)
+            if run.player:
+                self._draw_among_others(run.player)
             page = encode(run.content(self._scale))
             shown.told = {"choice": asked, "run": page}
 
@@ -287,7 +280,7 @@ def explore(
 
 def _grid(choices: Mapping[str, Iterable[Any]]) -> Choices:
     """Return the values of each choice. Raises as `explore` does."""
-    grid: dict[str, tuple[Any, ...]] = {}
+    grid = {}
     for name, values in choices.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise TypeError(
@@ -411,15 +404,14 @@ def label(value: Any) -> str:
     return literal(getattr(value, "__name__", None) or str(value))
 
 
-def number(text: str, values: Sequence[Any]) -> float | int:
-    """Return the number that a reader typed: whole where all recorded ones are.
+def number(text: str) -> float | int:
+    """Return the number that a reader typed.
 
-    >>> number("3", (1, 2)), number("3", (0.5, 1))
-    (3, 3.0)
+    >>> number("3"), number("0.5")
+    (3, 0.5)
     """
     value = float(text)
-    whole = value.is_integer() and all(isinstance(one, int) for one in values)
-    return int(value) if whole else value
+    return int(value) if value.is_integer() else value
 
 
 # --- figures and gradients ----------------------------------------------------------------------
@@ -434,9 +426,10 @@ def key_figures(ledger: Ledger) -> list[tuple[str, str]]:
     steps = _steps(ledger)
     backwards = ledger.of("backward")
     shown = [("backwards", f"{len(backwards):,}"), ("steps", f"{len(steps):,}")]
-    saved = _most(event.saved_before for event in ledger)
-    if saved >= 0:
-        shown.append(("saved before a backward, at most", style.size(saved)))
+    saved = ledger.events.column("saved_before")
+    if np.isfinite(saved).any():
+        most = style.size(np.nanmax(saved))
+        shown.append(("saved before a backward, at most", most))
     if ledger.parameters and len(ledger):
         name = "gradient of the last step" if steps else "gradient at the end"
         last = steps[-1] if steps else ledger[-1]
@@ -448,12 +441,6 @@ def _steps(ledger: Ledger) -> list[Event]:
     return [event for event in ledger.of("step") if not event.skipped]
 
 
-def _most(values: Iterable[float | None]) -> float:
-    """Return the largest value that is known; -1 where none is."""
-    numbers = [value for value in values if value is not None]
-    return max(filter(math.isfinite, numbers), default=-1.0)
-
-
 def _gradient(ledger: Ledger, event: Event) -> str:
     if len(ledger.parameters) == 1:
         return words.value(ledger, event.index, 0)
@@ -461,9 +448,8 @@ def _gradient(ledger: Ledger, event: Event) -> str:
     used = [p for p in every if _is_used(ledger, event, p)]
     if not used:
         return "None"
-    norms = ledger.grad[event.index, used]
-    whole = float(np.linalg.norm(norms))
-    return f"‖·‖ {style.number(whole)}"
+    whole = np.linalg.norm(ledger.grad[event.index, used])
+    return f"‖·‖ {style.number(float(whole))}"
 
 
 def _is_used(ledger: Ledger, event: Event, p: int) -> bool:
@@ -572,11 +558,11 @@ def common_scale(pages: Sequence[Page], right: Sequence[Page]) -> CommonScale:
 
 def common_levels(ledgers: Sequence[Ledger]) -> Range | None:
     """Return the logarithms between which the levels of all heat maps lie."""
-    levels = []
-    for ledger in ledgers:
-        if ledger.contribution.size:
-            levels.append(decades(ledger.contribution))
-    return _union(levels) if levels else None
+    norms = [ledger.contribution for ledger in ledgers if ledger.contribution.size]
+    if not norms:
+        return None
+    lows, highs = zip(*map(decades, norms), strict=True)
+    return min(lows), max(highs)
 
 
 def _bars(pages: Sequence[Page]) -> defaultdict[str, list[Range]]:
@@ -596,14 +582,13 @@ def _layout(pages: Sequence[Page]) -> Page:
     """Return what keeps all that is below a timeline in its place: it is as tall as the tallest."""
     layout: Page = {}
     lengths = {len(page["e"]["k"]) for page in pages}
-    saved = []
+    saved: list[float] = []
     for page in pages:
-        saved += page["e"].get("b", [])
+        saved += [size or 0 for size in page["e"].get("b", [])]
     if len(lengths) > 1:
         layout["sizes"] = sorted(lengths)
-    most = _most(saved)
-    if most >= 0:
-        layout["most"] = most
+    if saved:
+        layout["most"] = max(saved)
     return layout
 
 
@@ -612,24 +597,12 @@ def _is_beyond(ends: Sequence[float], scale: Range) -> bool:
     return ends[0] < low or ends[1] > high
 
 
-def _union(ranges: Sequence[Range]) -> Range:
-    lows, highs = zip(*ranges, strict=True)
-    return min(lows), max(highs)
-
-
 def _torn(every: Sequence[Range], right: Sequence[Range]) -> Range:
     """Return the range of all runs, cut at three times that of the right ones.
 
     >>> _torn([(0.0, 1.0), (-2.0, 40.0)], [(0.0, 1.0)])
     (-2.0, 3.0)
     """
-    if not every:
-        return 0.0, 0.0
-    low, high = _union(every)
-    if not right:
-        return low, high
-    most = _TORN * float(np.abs(right).max())
-    if most:
-        low = max(low, -most)
-        high = min(high, most)
-    return low, high
+    lows, highs = zip((0, 0), *every, strict=True)
+    most = _TORN * float(np.abs(right).max(initial=0)) or math.inf
+    return max(min(lows), -most), min(max(highs), most)
