@@ -218,15 +218,12 @@ def _among(value: Value, others: Iterable[Value], tolerance: float) -> bool:
 
 def _same(value: Value, answer: Value, tolerance: float) -> bool:
     """Return whether an answer counts as another one; the page's script decides in the same way."""
-    if type(value) is not type(answer):
-        return False
-    if value == answer or not isinstance(value, float):
-        return value == answer
-    assert isinstance(answer, float)
-    if math.isnan(value) and math.isnan(answer):
-        return True
+    if not isinstance(value, float) or not isinstance(answer, float):
+        return type(value) is type(answer) and value == answer
+    if not math.isfinite(answer):
+        return str(value) == str(answer)
     room = (tolerance + 1e-12) * abs(answer) or _ZERO
-    return math.isfinite(answer) and abs(value - answer) <= room
+    return abs(value - answer) <= room
 
 
 def _text(value: Value) -> str:
@@ -273,26 +270,25 @@ def _veiled(text: str) -> str:
 def _payload(prediction: Prediction) -> str:
     """Return what the script grades with, in a form that no eye reads in passing."""
     wrong = [value for value, _ in prediction.because]
-    answer: dict[str, Any]
-    if prediction.choices:
-        answer = {
-            "right": _place(prediction, prediction.answer),
-            "keys": [_place(prediction, value) for value in wrong],
-        }
-    else:
-        # As texts: JSON has no NaN, and the script reads them as it reads what the reader types.
-        answer = {
-            "right": str(prediction.answer),
-            "keys": [str(value) for value in wrong],
-            "tolerance": prediction.tolerance,
-        }
+    answer: dict[str, Any] = {
+        "right": _key(prediction, prediction.answer),
+        "keys": [_key(prediction, value) for value in wrong],
+    }
+    if not prediction.choices:
+        answer["tolerance"] = prediction.tolerance
     offered = [_text(choice) for choice in prediction.choices]
     asked = json.dumps([prediction.question, offered, answer])
     answer["id"] = hashlib.sha256(asked.encode()).hexdigest()[:16]
     return base64.b64encode(json.dumps(answer).encode()).decode()
 
 
-def _place(prediction: Prediction, value: Value) -> int:
+def _key(prediction: Prediction, value: Value) -> int | str:
+    """Return an answer's place among the choices, or its text.
+
+    JSON has no NaN, and the script reads texts as it reads what the reader types.
+    """
+    if not prediction.choices:
+        return str(value)
     same = [_same(value, one, prediction.tolerance) for one in prediction.choices]
     return same.index(True)
 
@@ -301,7 +297,7 @@ def _figure(reveal: Any) -> str:
     """Return as HTML what a notebook would display."""
     if isinstance(reveal, str):
         return f"<p>{marked(reveal)}</p>"
-    bundle: dict[str, str] = {}
+    bundle = {}
     if hasattr(reveal, "_repr_mimebundle_"):
         bundle = reveal._repr_mimebundle_()
     elif hasattr(reveal, "_repr_html_"):
