@@ -140,7 +140,7 @@ def _launch(folder: Path, call: bytes, ranks: int, timeout: float) -> World:
     # Each rank ends when the writing end is closed, as it is when this process dies, too.
     until_closed, writing_end = context.Pipe(duplex=False)
     env = _environment(ranks)
-    processes: list[BaseProcess] = []
+    processes = []
     try:
         for rank in range(ranks):
             job = folder / f"rank{rank}", env, timeout, until_closed

@@ -81,7 +81,7 @@ class Opening(Picture):
         grads = ledger.values(0)[:, 0].tolist()
         moved = ledger.weights(0)[:, 0].tolist()
         here = weights.path(ledger).values[0]
-        parts: list[float] = []
+        parts = []
         whole = 0.0
         for e, event in enumerate(ledger):
             # What a step has used is compared with what it used until the next event.

@@ -199,7 +199,7 @@ def plumbing(
 
 def _placed(points: Sequence[Sequence[float]]) -> list[list[int]]:
     """Return where points are in the ring's drawing."""
-    rows: list[list[int]] = []
+    rows = []
     for x, y in points:
         rows.append([round(_SIDE / 2 + _UNIT * x), round(_SIDE / 2 - _UNIT * y)])
     return rows

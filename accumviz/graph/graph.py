@@ -286,7 +286,7 @@ class Graph(Displayed):
         groups: dict[str | int, list[Node]] = defaultdict(list)
         for node in self.nodes:
             groups[group_of(node) or node.id].append(node)
-        place: dict[int, int] = {}
+        place = {}
         folded = []
         for i, (group, members) in enumerate(groups.items()):
             for node in members:
@@ -356,7 +356,7 @@ def in_order(count: int, edges: Iterable[tuple[int, int]]) -> list[int]:
         sorter.add(target, source)
     with suppress(CycleError):
         sorter.prepare()
-    order: list[int] = []
+    order = []
     while ready := sorter.get_ready():
         order += sorted(ready)
         sorter.done(*ready)

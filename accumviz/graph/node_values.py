@@ -120,7 +120,7 @@ def _saved_unchanged(fn: Any) -> list[torch.Tensor]:
     """Read what was saved through autograd's own getter, which refuses a tensor changed in place since."""
     if isinstance(fn, BackwardCFunction) or not _unpacks_plainly(fn):
         return []
-    tensors: list[torch.Tensor] = []
+    tensors = []
     for slot in memory.slots(fn):
         try:
             value = getattr(fn, slot.replace("_raw_saved_", "_saved_"))
@@ -173,7 +173,7 @@ def gradients(walk: Walk) -> tuple[dict[Any, Any], str]:
     obstacle = _obstacle(walk)
     if obstacle:
         return {}, f"gradients are left out: {obstacle}"
-    came: dict[Any, list[Any]] = {}
+    came = {}
     for fn in walk.order:
         came[fn] = [None] * len(fn._input_metadata)
     try:

@@ -87,7 +87,7 @@ def trace(*tensors: torch.Tensor, values: bool = False) -> Graph:
 def _modules(frame: FrameType) -> dict[str, Module]:
     """Name the modules among a frame's variables, without those inside others."""
     modules: dict[int, tuple[str, Module]] = {}
-    inner: set[int] = set()
+    inner = set()
     for name, value in variables(frame):
         if issubclass(type(value), Module):
             modules.setdefault(id(value), (name, value))

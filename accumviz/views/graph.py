@@ -456,7 +456,7 @@ def place(graph: Graph, cards: Sequence[Card]) -> Placed:
     centres = [0j] * len(cards)
     for i, box in zip(which, boxes, strict=True):
         centres[i] = at(box["pos"])
-    edges: list[Way] = []
+    edges = []
     for edge in layout.get("edges", ()):
         curve, tip = _paths(edge["pos"].split(), at)
         source, target = which[edge["head"]], which[edge["tail"]]

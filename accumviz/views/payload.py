@@ -93,7 +93,7 @@ def ledger_data(
         happened["i"] = chosen.tolist()
     exact = _exact(ledger, chosen)
     is_small = added.size <= _PLAIN_CELLS
-    norms: dict[str, Any] = {}
+    norms = {}
     if len(exact) < len(rows):
         digits = 6 if is_small else 3
         norms = {"c": plain(added, digits), "g": plain(grads, digits)}
@@ -515,7 +515,7 @@ def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:
     elements = sum(ledger.parameters[p].numel for p in small)
     if 2 * len(chosen) * elements > _EXACT_NUMBERS:
         return {}
-    kept: dict[str, Any] = {}
+    kept = {}
     for p in small:
         state = ledger.state[chosen, p]
         added, grads = ledger.exact[p]
@@ -550,8 +550,8 @@ def listing(ledger: Ledger, events: Sequence[Event]) -> tuple[list[Shown], list[
         if event.line > 0:
             lines = sources.setdefault(event.file, {})
             lines.setdefault(event.line, event.source)
-    files: list[Shown] = []
-    at: dict[tuple[str, int], int] = {}
+    files = []
+    at = {}
     count = 0
     for file, lines in sources.items():
         shown = sorted(lines.items())
@@ -609,8 +609,8 @@ def _near(lines: list[int], count: int) -> set[int]:
 
 def _left_out(text: list[str]) -> set[int]:
     """Return the lines of code that was left out of a file: no style has so many empty lines in a row."""
-    gaps: set[int] = set()
-    empty: list[int] = []
+    gaps = set()
+    empty = []
     for n, line in enumerate([*text, "end"], 1):
         if not line.strip():
             empty.append(n)

@@ -196,7 +196,7 @@ def scenes(graphs: Mapping[int, Graph]) -> Data:
     `layouts`, `graphs` (which layout, and the numbers on its cards), and `of`: event -> graph.
     A graph with modules names its `other` form, folded. `missing` says why an event has none.
     """
-    shown: dict[int, list[_Form]] = {}
+    shown = {}
     for event, graph in graphs.items():
         shown[event] = [_Form(form, cards_of(form, "adds")) for form in forms(graph)]
     alike: dict[str, list[_Form]] = {}

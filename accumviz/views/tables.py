@@ -9,7 +9,7 @@ from typing import Any
 
 from accumviz.checks.compare import Comparison, place
 from accumviz.checks.report import Finding, Report, address
-from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Ledger, Provenance
+from accumviz.ledger.ledger import PRESENT, Event, Ledger, Provenance
 from accumviz.show import counted, escape, literal, marked, table
 from accumviz.views import style, words
 
@@ -179,9 +179,10 @@ def _name(name: str, limit: int) -> str:
 
 
 def _cells(ledger: Ledger, event: int, p: int) -> str:
-    state = ledger.state[event, p]
-    added = _number(ledger, event, p, "contribution") if state & CONTRIBUTED else ""
-    grad = _number(ledger, event, p, "grad") if state & PRESENT else _NONE
+    added = _number(ledger, event, p, "contribution")
+    grad = _NONE
+    if ledger.state[event, p] & PRESENT:
+        grad = _number(ledger, event, p, "grad")
     return f'<td class="av-n av-first">{added}</td><td class="av-n av-grad">{grad}</td>'
 
 

@@ -138,7 +138,7 @@ def _parameters(
         return list(range(len(ledger.parameters)))
     if isinstance(wanted, str) or not isinstance(wanted, Iterable):
         wanted = [wanted]
-    chosen: list[int] = []
+    chosen = []
     for one in wanted:
         matches = _matching(ledger, one) if isinstance(one, str) else []
         chosen += matches or [ledger.index(one)]

@@ -142,7 +142,7 @@ class Field:
         return elements
 
     def _ticks(self) -> list[Element]:
-        elements: list[Element] = []
+        elements = []
         for value in _round_values(*self.across):
             if self.loss is not None or value.is_integer():
                 x = _place(value, self.across, _ACROSS)

@@ -106,7 +106,7 @@ def value(
         elements = ledger.exact[parameter][is_grad][event].tolist()
         return _elements(elements, is_added=not is_grad)
     norms = ledger.grad if is_grad else ledger.contribution
-    return f"‖·‖ {number(float(norms[event, parameter]))}"
+    return f"‖·‖ {number(norms[event, parameter])}"
 
 
 def _elements(elements: list[float], *, is_added: bool) -> str:
@@ -210,8 +210,8 @@ def _clipped(event: Event) -> str:
 def _numbers(event: Event, detail: str) -> list[float]:
     """Return the numbers that an event's details hold there."""
     given = event.details.get(detail)
-    values: Any = given if isinstance(given, list | tuple) else [given]
-    return [float(x) for x in values if type(x) in (int, float)]
+    values: Any = given if isinstance(given, list) else [given]
+    return [x for x in values if type(x) in (int, float)]
 
 
 def about(ledger: Ledger, event: Event) -> str:
@@ -233,7 +233,7 @@ def moved(ledger: Ledger, event: Event) -> str:
     for p in sorted(ledger.exact):
         weights = ledger.weights(p)
         if weights.size and not np.isnan(weights[event.index]).all():
-            numbers = [number(float(x), WEIGHT_DIGITS) for x in weights[event.index]]
+            numbers = [number(x, WEIGHT_DIGITS) for x in weights[event.index]]
             name = shorten(ledger.parameters[p].name, 40)
             texts.append(f"{name} is now {', '.join(numbers)}")
     return ", ".join(texts)
@@ -280,7 +280,7 @@ def overview(
     rows = counted(len(parameters), "parameter")
     text = f"{rows} × {counted(len(events), 'event')}, {window_summary(ledger)}"
     if finite.size:
-        low, high = number(float(finite.min())), number(float(finite.max()))
+        low, high = number(finite.min()), number(finite.max())
         text += f"; contribution norms from {low} to {high}"
     if finite.size < norms.size:
         broken = counted(norms.size - finite.size, "contribution")
