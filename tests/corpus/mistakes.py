@@ -10,28 +10,18 @@ from torch import nn
 from tests.corpus.common import batches, loader, net, sgd, trained
 
 
-def a_bare_loss_beside_a_divided_one(record):
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[2] * 16)):
-            out = model(x)
-            (F.cross_entropy(out, y) / 4 + out.square().mean()).backward()  # wrong, finding: loss-not-divided
-            # right: (F.cross_entropy(out, y) / 4 + out.square().mean() / 4).backward()
-            if i % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
+def a_bare_loss_beside_a_divided_one(model, x, y):
+    out = model(x)
+    (F.cross_entropy(out, y) / 4 + out.square().mean()).backward()  # wrong, finding: loss-not-divided
+    # right: (F.cross_entropy(out, y) / 4 + out.square().mean() / 4).backward()
 
 
-def a_clip_by_hand_after_each_backward(record):
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[2] * 16)):
-            (F.cross_entropy(model(x), y) / 4).backward()  # finding: uneven-shares
-            length = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
-            for p in model.parameters():
-                p.grad *= (0.01 / length).clamp(max=1.0)  # wrong
-                # right: p.grad *= (0.01 / length if i % 4 == 3 else torch.ones(())).clamp(max=1.0)
-            if i % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
+def a_clip_by_hand_after_each_backward(model, x, y, i):
+    (F.cross_entropy(model(x), y) / 4).backward()  # finding: uneven-shares
+    length = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+    for p in model.parameters():
+        p.grad *= (0.01 / length).clamp(max=1.0)  # wrong
+        # right: p.grad *= (0.01 / length if i % 4 == 3 else torch.ones(())).clamp(max=1.0)
 
 
 def a_clip_of_a_generator_that_was_read(record):
@@ -252,16 +242,11 @@ def clips_the_critic_for_the_policy(record):
             of_policy.step()
 
 
-def a_mixture_of_two_undivided(record):
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[2] * 16)):
-            out = model(x)
-            loss = 0.7 * F.cross_entropy(out, y) + 0.3 * out.square().mean()  # wrong
-            # right: loss = 0.25 * 0.7 * F.cross_entropy(out, y) + 0.25 * 0.3 * out.square().mean()
-            loss.backward()  # finding: loss-not-divided
-            if i % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
+def a_mixture_of_two_undivided(model, x, y):
+    out = model(x)
+    loss = 0.7 * F.cross_entropy(out, y) + 0.3 * out.square().mean()  # wrong
+    # right: loss = 0.25 * 0.7 * F.cross_entropy(out, y) + 0.25 * 0.3 * out.square().mean()
+    loss.backward()  # finding: loss-not-divided
 
 
 def a_schedule_for_each_micro_batch(record):
@@ -398,15 +383,10 @@ def an_encoder_that_two_optimizers_have(record):
             model.zero_grad()
 
 
-def clipped_after_each_backward(record):
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[2] * 16)):
-            (F.cross_entropy(model(x), y) / 4).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.01)  # wrong, finding: clip-per-micro-batch
-            # right: if i % 4 == 3: nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-            if i % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
+def clipped_after_each_backward(model, x, y, i):
+    (F.cross_entropy(model(x), y) / 4).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)  # wrong, finding: clip-per-micro-batch
+    # right: if i % 4 == 3: nn.utils.clip_grad_norm_(model.parameters(), 0.01)
 
 
 def clipped_and_left_to_the_step_to_unscale(record):
@@ -447,48 +427,28 @@ def clipped_while_scaled_after_each_backward(record):
                 optimizer.zero_grad()
 
 
-def divided_by_one_more_than_there_are(record):
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[2] * 16)):
-            (F.cross_entropy(model(x), y) / 5).backward()  # wrong, finding: wrong-divisor
-            # right: (F.cross_entropy(model(x), y) / 4).backward()
-            if i % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
+def divided_by_one_more_than_there_are(model, x, y):
+    (F.cross_entropy(model(x), y) / 5).backward()  # wrong, finding: wrong-divisor
+    # right: (F.cross_entropy(model(x), y) / 4).backward()
 
 
-def divided_by_the_place_in_the_window(record):
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[2] * 16)):
-            (F.cross_entropy(model(x), y) / (i % 4 + 1)).backward()  # wrong, finding: uneven-shares
-            # right: (F.cross_entropy(model(x), y) / 4).backward()
-            if i % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
+def divided_by_the_place_in_the_window(model, x, y, i):
+    (F.cross_entropy(model(x), y) / (i % 4 + 1)).backward()  # wrong, finding: uneven-shares
+    # right: (F.cross_entropy(model(x), y) / 4).backward()
 
 
-def divided_in_the_last_micro_batch_of_each_window_only(record):
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[2] * 16)):
-            loss = F.cross_entropy(model(x), y)
-            if i % 4 == 3:
-                loss = loss / 4  # wrong
-            # right: loss = loss / 4
-            loss.backward()  # finding: uneven-shares
-            if i % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
+def divided_in_the_last_micro_batch_of_each_window_only(model, x, y, i):
+    loss = F.cross_entropy(model(x), y)
+    if i % 4 == 3:
+        loss = loss / 4  # wrong
+    # right: loss = loss / 4
+    loss.backward()  # finding: uneven-shares
 
 
-def divided_twice(record):
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[2] * 16)):
-            loss = F.cross_entropy(model(x), y) / 4
-            (loss / 4).backward()  # wrong, finding: double-division
-            # right: loss.backward()
-            if i % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
+def divided_twice(model, x, y):
+    loss = F.cross_entropy(model(x), y) / 4
+    (loss / 4).backward()  # wrong, finding: double-division
+    # right: loss.backward()
 
 
 def functions_without_a_name_in_the_wrong_order(record):
@@ -501,16 +461,11 @@ def functions_without_a_name_in_the_wrong_order(record):
             # right: zero()
 
 
-def gradients_divided_after_each_backward(record):
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[2] * 16)):
-            F.cross_entropy(model(x), y).backward()  # finding: uneven-shares
-            for p in model.parameters():
-                p.grad /= 4  # wrong
-                # right: p.grad /= 4 if i % 4 == 3 else 1
-            if i % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
+def gradients_divided_after_each_backward(model, x, y, i):
+    F.cross_entropy(model(x), y).backward()  # finding: uneven-shares
+    for p in model.parameters():
+        p.grad /= 4  # wrong
+        # right: p.grad /= 4 if i % 4 == 3 else 1
 
 
 def graphs_kept_in_a_list(record):
@@ -535,16 +490,11 @@ def layers_replaced_after_the_optimizer_was_made(record):
             optimizer.zero_grad()
 
 
-def means_of_unequal_lengths(record):
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[3, 11, 5, 7] * 4)):
-            loss = F.cross_entropy(model(x), y)  # wrong
-            (loss / 4).backward()  # wrong, finding: token-mean-of-means
-            # right: loss = F.cross_entropy(model(x), y, reduction='sum')
-            # right: (loss / 26).backward()
-            if i % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
+def means_of_unequal_lengths(model, x, y, sizes=(3, 11, 5, 7)):
+    loss = F.cross_entropy(model(x), y)  # wrong
+    (loss / 4).backward()  # wrong, finding: token-mean-of-means
+    # right: loss = F.cross_entropy(model(x), y, reduction='sum')
+    # right: (loss / 26).backward()
 
 
 def never_zeroed(record):
@@ -637,15 +587,10 @@ def sums_carried_into_the_next_epoch(record):
                     optimizer.zero_grad()
 
 
-def sums_divided_by_their_own_lengths(record):
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[3, 11, 5, 7] * 4)):
-            loss = F.cross_entropy(model(x), y, reduction="sum")
-            (loss / len(y) / 4).backward()  # wrong, finding: token-mean-of-means
-            # right: (loss / 26).backward()
-            if i % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
+def sums_divided_by_their_own_lengths(model, x, y, sizes=(3, 11, 5, 7)):
+    loss = F.cross_entropy(model(x), y, reduction="sum")
+    (loss / len(y) / 4).backward()  # wrong, finding: token-mean-of-means
+    # right: (loss / 26).backward()
 
 
 def sums_over_each_windows_tokens_carried_into_the_next_epoch(record):
@@ -662,49 +607,29 @@ def sums_over_each_windows_tokens_carried_into_the_next_epoch(record):
                     optimizer.zero_grad()
 
 
-def two_losses_divided_twice(record):
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[2] * 16)):
-            out = model(x)
-            loss = (F.cross_entropy(out, y) + 0.1 * out.square().mean()) / 4
-            (loss / 4).backward()  # wrong, finding: double-division
-            # right: loss.backward()
-            if i % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
+def two_losses_divided_twice(model, x, y):
+    out = model(x)
+    loss = (F.cross_entropy(out, y) + 0.1 * out.square().mean()) / 4
+    (loss / 4).backward()  # wrong, finding: double-division
+    # right: loss.backward()
 
 
-def undivided(record):
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[2] * 16)):
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()  # wrong, finding: loss-not-divided
-            # right: (loss / 4).backward()
-            if i % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
+def undivided(model, x, y):
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()  # wrong, finding: loss-not-divided
+    # right: (loss / 4).backward()
 
 
-def undivided_sum_of_two(record):
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[2] * 16)):
-            out = model(x)
-            (F.cross_entropy(out, y) + 0.0 * out.square().mean()).backward()  # wrong, finding: loss-not-divided
-            # right: (F.cross_entropy(out, y) + 0.0 * out.square().mean()).div(4).backward()
-            if i % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
+def undivided_sum_of_two(model, x, y):
+    out = model(x)
+    (F.cross_entropy(out, y) + 0.0 * out.square().mean()).backward()  # wrong, finding: loss-not-divided
+    # right: (F.cross_entropy(out, y) + 0.0 * out.square().mean()).div(4).backward()
 
 
-def undivided_sums_over_their_own_lengths(record):
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[6] * 16)):
-            loss = F.cross_entropy(model(x), y, reduction="sum") / len(y)  # wrong
-            # right: loss = F.cross_entropy(model(x), y, reduction="sum") / (4 * len(y))
-            loss.backward()  # finding: loss-not-divided
-            if i % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
+def undivided_sums_over_their_own_lengths(model, x, y, sizes=(6, 6, 6, 6)):
+    loss = F.cross_entropy(model(x), y, reduction="sum") / len(y)  # wrong
+    # right: loss = F.cross_entropy(model(x), y, reduction="sum") / (4 * len(y))
+    loss.backward()  # finding: loss-not-divided
 
 
 def unscaled_before_the_last_backward(record):

@@ -2,6 +2,9 @@
 
 The line that is to be found ends with `# finding: rule`. A line that ends with `# wrong` is left out of the twin, where
 `# right: code` is a line. So a loop and its twin have the same lines at the same numbers.
+
+A function of `record` is a whole loop. One of `model`, `x`, `y` is what happens with each micro-batch: a step follows
+on each four, of these `sizes`.
 """
 
 import ast
@@ -46,13 +49,29 @@ def scripts(module: str) -> Iterator[Script]:
     lines = text.splitlines()
     loops = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
     ends = [loop.lineno for loop in loops[1:]] + [len(lines) + 1]
+    head = lines[: loops[0].lineno - 1]
     for loop, end in zip(loops, ends, strict=True):
-        own = range(loop.lineno, end)
-        kept = [line if n < loops[0].lineno or n in own else "" for n, line in enumerate(lines[: end - 1], 1)]
-        for number in own:
-            finding = re.search(r"finding: ([\w-]+)$", lines[number - 1])
+        kept = head + _whole(loop, lines[loop.lineno - 1 : end - 1])
+        for number, line in enumerate(kept, 1):
+            finding = re.search(r"finding: ([\w-]+)$", line)
             if finding:
                 yield Script(loop.name, kept, finding[1], number)
+
+
+def _whole(loop: ast.FunctionDef, lines: list[str]) -> list[str]:
+    """The lines of a loop. What is given a `model` stands for one micro-batch in windows of four."""
+    if loop.args.args[0].arg != "model":
+        return lines
+    sizes = ast.literal_eval(loop.args.defaults[0]) if loop.args.defaults else (2, 2, 2, 2)
+    return [
+        f"def {loop.name}(record):",
+        "    with trained(record) as (model, optimizer):",
+        f"        for i, (x, y) in enumerate(batches(*{sizes} * 4)):",
+        *(line and " " * 8 + line for line in lines[1:]),
+        "            if i % 4 == 3:",
+        "                optimizer.step()",
+        "                optimizer.zero_grad()",
+    ]
 
 
 def run(text: str, name: str, path: Path, record: Any) -> None:
