@@ -163,43 +163,6 @@ def test_a_loss_is_read_as_arithmetic_has_it(form: str) -> None:
     ]
 
 
-# Of one cross entropy a row: what each row weighs in the gradient says the same as its term.
-BY_ROWS = [
-    "cross entropy / K",
-    "sum / count",
-    "a masked mean",
-    "unreduced and averaged",
-    "where",
-    "indexed by a mask",
-    "two masks",
-    "rows, then all",
-    "probabilities for targets",
-    "log_softmax, picked",
-    "probabilities of masked rows",
-]
-
-
-@pytest.mark.parametrize("form", BY_ROWS)
-def test_a_term_says_what_the_gradient_says(form: str) -> None:
-    """The least-squares solution over single rows' gradients is the weight of each row."""
-    made, _ = FORMS[form]
-    batch = Batch()
-    (term,) = recorded(batch.layer, lambda: made(batch))
-    whole = torch.cat([p.grad.flatten() for p in batch.layer.parameters() if p.grad is not None]).double()
-    columns = []
-    for i in range(ROWS):
-        batch.layer.zero_grad()
-        target = batch.probabilities if "probabilities" in form else batch.y
-        F.cross_entropy(batch.layer(batch.x[i : i + 1]), target[i : i + 1]).backward()
-        columns.append(torch.cat([p.grad.flatten() for p in batch.layer.parameters() if p.grad is not None]))
-    weights = torch.linalg.lstsq(torch.stack(columns, 1).double(), whole[:, None]).solution.flatten()
-    each = abs(term["factor"]) / (term["elements"] if term["reduction"] == "mean" else 1)
-    counted = [w for w in weights.tolist() if abs(w) > 1e-5]
-    assert counted == pytest.approx([each] * len(counted), rel=1e-3)
-    if term["reduction"] == "sum":
-        assert len(counted) == pytest.approx(term["elements"])
-
-
 UNKNOWN: dict[str, tuple[Callable[[Batch], Any], str]] = {
     "an operation of the user's": (lambda b: Doubled.apply(b.scores.mean()) / 2, "written in Python"),
     "a root": (lambda b: F.mse_loss(b.scores, b.zeros).sqrt(), "SqrtBackward0"),
