@@ -274,9 +274,10 @@ def test_the_closing_line_says_what_a_file_that_was_cut_short_holds(tmp_path: Pa
 
 SPAWNED = """
 import os, sys, torch, torch.distributed as dist, torch.multiprocessing
-def go(rank, store, fails):
-    dist.init_process_group("gloo", init_method=f"file://{os.path.abspath(store)}", rank=rank, world_size=2)
-    torch.manual_seed(rank)
+def go(rank=0, store="", fails=()):
+    spawned = dict(init_method=f"file://{os.path.abspath(store)}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", **(spawned if store else {}))
+    torch.manual_seed(dist.get_rank())
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for n in range(6):
@@ -289,7 +290,7 @@ def go(rank, store, fails):
     if fails:
         raise ValueError("of the script")
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(go, args=(sys.argv[1], sys.argv[2:]), nprocs=2)
+    go() if "RANK" in os.environ else torch.multiprocessing.spawn(go, args=(sys.argv[1], sys.argv[2:]), nprocs=2)
 """
 
 
@@ -313,6 +314,27 @@ def test_processes_that_torch_spawns_are_recorded_and_judged_together(tmp_path: 
     assert "ValueError: of the script" in err
     assert "Report" not in err
     assert av.load(tmp_path / "train-2.rank1.ledger").meta["ended"] == "ValueError: of the script"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="torchrun's store, as POSIX has it")
+def test_under_torchrun_each_rank_has_its_file_and_check_judges_them_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(LIGHT + SPAWNED)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    run = (*torchrun, "-m", "accumviz", "run", "--check", "train.py")
+    code, _, err = ran(tmp_path, *run, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    assert code == 0, err
+    files = [tmp_path / f"train.rank{rank}.ledger" for rank in (0, 1)]
+    assert [av.load(file).meta["rank"] for file in files] == [0, 1]
+    assert err.count("Report: ") == 1, "what the ranks have in common is said once"
+    assert "accumviz: rank 1: loss-not-divided\n" in err
+    assert "Judge all ranks together: accumviz check train.rank*.ledger\n" in err
+    code, out, err = said(capsys, "check", "--format", "json", *files)
+    assert (code, err) == (0, "")
+    report = json.loads(out)
+    assert [(f["rule"], f["times"]) for f in report["findings"]] == [("loss-not-divided", 6)]
+    assert report["counts"]["backwards"] == 12
 
 
 UNSEEN = {
