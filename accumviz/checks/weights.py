@@ -536,8 +536,8 @@ def sums_of_shares(optimizer: OptimizerHistory) -> str:
 
 
 def _from_to(values: Sequence[float]) -> str:
-    low, high = min(values), max(values)
-    return f"{low:.3g}" if are_close(values) else f"{low:.3g} to {high:.3g}"
+    low, high = f"{min(values):,.4g}", f"{max(values):,.4g}"
+    return low if are_close(values) else f"{low} to {high}"
 
 
 def _plain_sums(optimizer: OptimizerHistory) -> set[int]:
