@@ -55,6 +55,7 @@ def do(play: Play, doings: str) -> Play:
         ("2bs", [(1, 0, "by the same factor")]),
         ("2b2bus", [(3, 0, "by the same factor"), (3, 1, 0.5)]),
         ("2bbues", [(4, 0, 0.25), (4, 1, 0.25)]),
+        ("2bubs", [(3, 0, 0.5), (3, 2, "by the same factor")]),
         ("bZs", [(2, 0, 0.5)]),  # the step zeroes what it has read
         ("CZs", [(2, 0, "erased")]),  # the closure's own, or the step's after it has read
         ("ZCZCs", [(4, 1, "a closure"), (4, 3, 0.5)]),
@@ -147,16 +148,6 @@ def test_what_a_reduction_by_hand_makes_of_a_sum_is_unknown() -> None:
     assert math.isnan(row.share) and "sum or a mean" in row.unknown
 
 
-def test_two_terms_are_two_objectives_and_each_has_its_own_share() -> None:
-    play = Play()
-    for _ in range(2):
-        play.backward(term(8, 0.5), term(64, 0.15, op="MseLossBackward0"))
-    play.step()
-    rows = play.ledger.shares()
-    assert [row.share for row in rows] == [0.5, 0.15, 0.5, 0.15]
-    assert [row.objective for row in rows][:2] == ["loss · NllLossBackward0", "loss · MseLossBackward0"]
-
-
 @pytest.mark.parametrize(
     ("backwards", "objectives", "total"),
     [
@@ -170,6 +161,7 @@ def test_two_terms_are_two_objectives_and_each_has_its_own_share() -> None:
         ([(term(8, 1.0), term(8, 1.0))] * 2, ["loss · NllLossBackward0", "loss · NllLossBackward0 2"], 1.0),
         ([(term(8, 0.7), term(8, 0.3))] * 2, ["loss · NllLossBackward0", "loss · NllLossBackward0 2"], 0.7),
         ([(term(64, 0.5), term(16, 0.5))] * 2, ["loss · NllLossBackward0", "loss · NllLossBackward0 2"], 0.5),
+        ([(term(), term(op="MseLossBackward0"))] * 2, ["loss · NllLossBackward0", "loss · MseLossBackward0"], 0.25),
     ],
 )
 def test_losses_of_which_a_mean_is_taken_are_one_objective_and_others_are_not(

@@ -4,7 +4,6 @@ With more parameters than samples, (gradients of single samples) · a = (the gra
 solution: what each sample weighs, whatever happened on the way. Shares per element have to be that.
 """
 
-import contextlib
 from typing import Any
 
 import numpy as np
@@ -47,9 +46,6 @@ class Bench:
 
     def loss(self, start: int, stop: int, reduction: str = "mean") -> torch.Tensor:
         return F.cross_entropy(self.model(self.x[start:stop]), self.y[start:stop], reduction=reduction)
-
-    def auxiliary(self, start: int, stop: int) -> torch.Tensor:
-        return self.model(self.x[start:stop]).square().mean()
 
     def gradient(self) -> torch.Tensor:
         there = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()]
@@ -129,72 +125,6 @@ def test_shares_are_what_the_samples_weigh(loop: list[tuple[Any, ...]]) -> None:
     assert_shares_are_weights(bench, *played(bench, loop))
 
 
-def test_a_scaler_is_no_part_of_a_share() -> None:
-    bench, scaler = Bench(), torch.amp.GradScaler("cpu", init_scale=1024.0)
-    with av.record(bench.model, bench.optimizer) as recording:
-        for piece in EVEN:
-            scaler.scale(bench.loss(*piece) / 4).backward()
-        scaler.unscale_(bench.optimizer)
-        nn.utils.clip_grad_norm_(bench.model.parameters(), 0.2)
-        scaler.step(bench.optimizer)
-        scaler.update()
-    assert_shares_are_weights(bench, recording.ledger, list(EVEN))
-
-
-def test_a_scaled_contribution_after_unscale_is_known_to_be_unknown() -> None:
-    bench = Bench()
-    scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
-    with av.record(bench.model, bench.optimizer) as recording:
-        scaler.scale(bench.loss(0, 2) / 2).backward()
-        scaler.unscale_(bench.optimizer)
-        scaler.scale(bench.loss(2, 4) / 2).backward()
-        scaler.step(bench.optimizer)
-        scaler.update()
-    one, two = recording.ledger.shares()
-    assert one.share == pytest.approx(bench.weights(0)[0] * 2, rel=1e-3)
-    assert "scaled" in two.unknown
-    assert [f.rule for f in av.check(recording).findings] == ["backward-after-unscale"]
-
-
-def test_ignored_targets_are_no_elements() -> None:
-    bench = Bench()
-    bench.y[:2] = -100
-    with av.record(bench.model, bench.optimizer) as recording:
-        (bench.loss(0, 3) / 2).backward()
-        (bench.loss(3, 6) / 2).backward()
-        bench.optimizer.step()
-    rows = recording.ledger.shares()
-    assert [row.elements for row in rows] == [1, 3]
-    assert [row.per_element for row in rows] == pytest.approx(bench.weights(0)[[2, 3]].tolist(), rel=1e-3)
-
-
-def test_each_of_two_objectives_has_its_own_weights() -> None:
-    bench = Bench()
-    auxiliary = []
-    for i in range(SAMPLES):
-        bench.model.zero_grad()
-        bench.auxiliary(i, i + 1).backward()
-        auxiliary.append(bench.gradient())
-    bench.model.zero_grad()
-    with av.record(bench.model, bench.optimizer) as recording:
-        for piece in EVEN:
-            (bench.loss(*piece) / 4 + 0.3 * bench.auxiliary(*piece) / 4).backward()
-        bench.optimizer.step()
-    both = torch.stack(bench.single[:8] + auxiliary[:8], 1)
-    # Two kinds of gradients of one sample share its features, so that the solution is one among many: what the
-    # shares give must be one of them.
-    rows = list(recording.ledger.shares())
-    weights = torch.zeros(16, dtype=torch.float64)
-    for k, piece in enumerate(EVEN):
-        mine = rows[2 * k : 2 * k + 2]
-        cross = next(row for row in mine if "NllLoss" in row.objective)
-        mean = next(row for row in mine if row is not cross)
-        weights[slice(*piece)] = cross.per_element
-        # Its elements are those of the outputs: three for each sample.
-        weights[slice(8 + piece[0], 8 + piece[1])] = mean.per_element * CLASSES
-    torch.testing.assert_close(both @ weights, bench.read[0], rtol=1e-3, atol=1e-5)
-
-
 _LOOPS = st.lists(
     st.tuples(
         st.integers(0, SAMPLES - 1),
@@ -213,41 +143,6 @@ _LOOPS = st.lists(
 def test_shares_of_random_loops_are_what_the_samples_weigh(loop: list[tuple[Any, ...]], seed: int) -> None:
     bench = Bench(seed)
     assert_shares_are_weights(bench, *played(bench, loop), off=1e-3)
-
-
-def on_a_rank(late: bool) -> tuple[Ledger, np.ndarray]:
-    """One window of two micro-batches on each of two ranks, samples of its own; late: the last forward arms nothing."""
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    bench = Bench()
-    rank = dist.get_rank()
-    model = DistributedDataParallel(bench.model)
-    with av.record(model, bench.optimizer) as recording:
-        for k in range(2):
-            start = 4 * rank + 2 * k
-            part = slice(start, start + 2)
-            flagged = model.no_sync() if k == 0 or late else contextlib.nullcontext()
-            with flagged:
-                loss = F.cross_entropy(model(bench.x[part]), bench.y[part]) / 2
-                if k == 0:
-                    loss.backward()
-            if k:
-                loss.backward()
-        bench.optimizer.step()
-    return recording.ledger, bench.weights(0)
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_shares_across_two_ranks_are_what_the_samples_weigh(late: bool) -> None:
-    world = av.distribute(on_a_rank, ranks=2, late=late)
-    for rank, (ledger, weights) in enumerate(world.returned):
-        rows = ledger.shares()
-        assert [row.unknown for row in rows] == ["", ""]
-        own = np.repeat([row.per_element for row in rows], 2)
-        np.testing.assert_allclose(own, weights[4 * rank : 4 * rank + 4], rtol=1e-3, atol=1e-5)
-    rules = [finding.rule for finding in av.check(world.ledger).findings]
-    assert rules == (["ddp-unsynced-step"] if late else [])
 
 
 def in_two_groups() -> list[tuple[list[str], list[float]]]:
