@@ -75,6 +75,28 @@ def test_claim_9_every_intermediate_derivative_stands_on_the_graph() -> None:
     assert recording.ledger.values("w").item() == by_hand["w"]
 
 
+@pytest.mark.parametrize("scale", [1.0, 65536.0])
+def test_claim_16_and_29_unscaled_once_at_the_end_a_window_is_that_without_a_scaler(scale: float) -> None:
+    w = weight()
+    optimizer, scaler = torch.optim.SGD([w], lr=0.01), torch.amp.GradScaler("cpu", init_scale=scale)
+    with av.record(w, optimizer) as recording:
+        for x in (4.0, 2.0):
+            scaler.scale(square_error(w, x) / 2).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_([w], 10.0)
+        scaler.step(optimizer)
+    ledger = recording.ledger
+    first, both = hand_gradient(4.0) / 2, hand_gradient(4.0, 2.0)
+    assert [event.kind for event in ledger] == ["backward", "backward", "unscale", "clip", "step"]
+    values = ledger.values("w").ravel()
+    assert values[:3].tolist() == [first * scale, both * scale, both]
+    assert values[3:].tolist() == pytest.approx([-10.0] * 2)
+    assert w.item() == pytest.approx(1 + 0.01 * 10)
+    assert [event.details["amp_scale"] for event in ledger.events[:3]] == [scale] * 3
+    shares = [row.share for row in ledger.shares()]
+    assert shares == pytest.approx([10 / abs(both) / 2] * 2, rel=1e-4), "the scaler's factor is no part of a share"
+
+
 def test_claim_19_the_printed_loop_names_what_is_not_there_and_steps_on_an_empty_window() -> None:
     model = torch.nn.Linear(2, 1)
     start = model.weight.clone()
