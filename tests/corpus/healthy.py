@@ -379,22 +379,6 @@ def _mixed_precision_with_an_overflow(model: nn.Sequential, optimizer: Any) -> N
 
 
 @healthy
-def _an_optimizer_for_each_parameter_in_its_hook() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    own = {p: torch.optim.SGD([p], lr=0.01) for p in model.parameters()}
-
-    def apply(p: Tensor) -> None:
-        own[p].step()
-        own[p].zero_grad()
-
-    for p in own:
-        p.register_post_accumulate_grad_hook(apply)
-    yield (model, *own.values())
-    for x, y in loader():
-        F.cross_entropy(model(x), y).backward()
-
-
-@healthy
 def _soft_actor_critic() -> Iterator[tuple[Any, ...]]:
     actor, critic = nn.Linear(8, 2), nn.Linear(10, 1)
     of_actor, of_critic = torch.optim.Adam(actor.parameters()), torch.optim.Adam(critic.parameters())
@@ -515,19 +499,8 @@ def _two_loaders_at_once(model: nn.Sequential, optimizer: Any) -> None:
 
 @healthy_with_adamw
 def _a_loader_that_is_begun_anew_for_ever(model: nn.Sequential, optimizer: Any) -> None:
-
-    def batches() -> Iterator[Any]:
-        while True:
-            yield from source
-
-    source = loader(12)
-    stream = batches()
-    for _ in range(8):
-        for _ in range(K):
-            x, y = next(stream)
-            (F.cross_entropy(model(x), y) / K).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    for_ever = itertools.chain.from_iterable(itertools.repeat(loader(12)))
+    train(model, optimizer, data=itertools.islice(for_ever, 8 * K))
 
 
 @healthy

@@ -79,22 +79,6 @@ def test_code_without_a_readable_source_has_a_line_and_its_loss_its_operation() 
     assert [(event.line, event.label) for event in recording.ledger] == [(2, "SumBackward0"), (1, "SumBackward0")]
 
 
-def test_zero_grad_says_which_call_it_was_and_what_it_left() -> None:
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with av.record(model, optimizer) as recording:
-        for zero in (optimizer.zero_grad, model.zero_grad):
-            for to_none in (True, False):
-                model(torch.ones(2)).sum().backward()
-                zero(set_to_none=to_none)
-    zeros = recording.ledger.of("zero_grad")
-    for event, to_none in zip(zeros, (True, False, True, False), strict=True):
-        present = recording.ledger.state[event.index] & PRESENT
-        assert present.all() == (not to_none)
-        assert recording.ledger.unconsumed(event.index) == {name: [event.index - 1] for name in ("weight", "bias")}
-    assert [event.source for event in zeros] == ["zero(set_to_none=to_none)"] * 4
-
-
 def test_zeroing_a_part_of_the_model_touches_that_part() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     with av.record(model) as recording:
@@ -271,32 +255,6 @@ def test_closures_and_hooks_say_what_they_ran_inside() -> None:
         optimizer.step(closure)
     assert {event.within for event in recording.ledger if event.kind != "step"} == {"step"}
     assert [event.within for event in recording.ledger.of("step")] == [""]
-
-
-def test_an_optimizer_that_steps_in_a_hook_is_inside_the_backward() -> None:
-    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
-    optimizers = {p: torch.optim.SGD([p], 0.1) for p in model.parameters()}
-
-    def step(parameter: torch.Tensor) -> None:
-        optimizers[parameter].step()
-        optimizers[parameter].zero_grad()
-
-    handles = [p.register_post_accumulate_grad_hook(step) for p in model.parameters()]
-    x = torch.ones(2)
-    expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
-    with av.record(model, *optimizers.values()) as recording:
-        model(x).sum().backward()
-    for handle in handles:
-        handle.remove()
-    ledger = recording.ledger
-    assert kinds(ledger) == ["backward", *["step", "zero_grad"] * 4]
-    assert {event.within for event in ledger.events[1:]} == {"backward"}
-    assert (ledger.state[0] & (PRESENT | CONTRIBUTED) == PRESENT | CONTRIBUTED).all()
-    for p, contribution in enumerate(expected):
-        np.testing.assert_allclose(ledger.values(p, "contribution")[0], contribution.ravel())
-        np.testing.assert_allclose(ledger.values(p)[0], contribution.ravel())
-    assert (ledger.outcomes.steps[0] == 1).all()
-    assert not (ledger.state[-1] & PRESENT).any()
 
 
 def test_a_hook_that_frees_grad_does_not_hide_what_was_contributed() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import accumviz as av
+from accumviz.ledger.ledger import PRESENT
 
 K, WINDOWS = 4, 3
 
@@ -239,6 +240,14 @@ def test_shares_of_an_optimizer_in_hooks_are_known_unless_it_changes_the_gradien
     with av.record(model, *optimizers.values()) as recording:
         for _ in range(4):
             (model(torch.ones(2, 3)).mean() / 4).backward()
-    shares = [row.share for row in recording.ledger.shares()]
-    assert len(recording.ledger.of("step")) == 8
+    ledger = recording.ledger
+    assert [(e.kind, e.within) for e in ledger.events[:5]] == [
+        ("backward", ""),
+        *[("step", "backward"), ("zero_grad", "backward")] * 2,
+    ]
+    np.testing.assert_allclose(ledger.contribution[0], [3**0.5 / 4, 1 / 4], rtol=1e-6)
+    assert (ledger.outcomes.steps[::5] == 1).all() and not (ledger.state[-1] & PRESENT).any()
+    shares = [row.share for row in ledger.shares()]
+    assert len(ledger.of("step")) == 8
     assert shares == [0.25] * 8 if factor == 1 else np.isnan(shares).all()
+    assert av.check(ledger).findings == ()
