@@ -94,16 +94,6 @@ def test_chunks_written_one_by_one_are_one_ledger(ledger: Ledger, tmp_path: Path
     assert np.array_equal(twice.values("w"), np.concatenate([ledger.values("w")] * 2), equal_nan=True)
 
 
-def test_a_file_that_was_never_closed_is_readable_and_says_it_is_incomplete(ledger: Ledger, tmp_path: Path) -> None:
-    writer = Writer(tmp_path / "x.ledger")
-    writer.append(*chunks(ledger)[0])
-    writer.append(*chunks(ledger)[1])
-    found = av.load(tmp_path / "x.ledger")
-    writer.close()
-    assert len(found) == 3
-    assert not found.complete
-
-
 def test_a_file_cut_at_any_byte_is_incomplete_or_refused_in_words(path: Path, tmp_path: Path) -> None:
     data, cut = path.read_bytes(), tmp_path / "cut.ledger"
     lengths = []

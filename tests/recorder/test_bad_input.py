@@ -98,19 +98,6 @@ def test_a_tied_weight_is_one_parameter_with_two_names() -> None:
     np.testing.assert_allclose(recording.ledger.values(0, "contribution")[0], model[0].weight.grad.ravel(), rtol=1e-6)
 
 
-def test_parameters_may_be_frozen_and_unfrozen_meanwhile() -> None:
-    model = nn.Linear(2, 1)
-    model.weight.requires_grad_(False)
-    with av.record(model) as recording:
-        for trains in (False, True, True, False, True, True):
-            model.weight.requires_grad_(trains)
-            model(torch.ones(2)).sum().backward()
-    ledger = recording.ledger
-    assert (ledger.state[:, 0] & CONTRIBUTED > 0).tolist() == [False, True, True, False, True, True]
-    expected = [math.nan, *(math.sqrt(2) * n for n in (1, 2, 2, 3, 4))]
-    assert ledger.grad[:, 0].tolist() == pytest.approx(expected, nan_ok=True)
-
-
 def test_a_model_that_is_cast_while_recording_goes_on() -> None:
     model = nn.Linear(2, 1, bias=False)
     with av.record(model) as recording:

@@ -29,28 +29,6 @@ def _norms(tensors: list[torch.Tensor]) -> list[float]:
     return [float(t.double().norm()) for t in tensors]
 
 
-def _wide() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(9, 30), nn.Tanh(), nn.Linear(30, 30), nn.Tanh(), nn.Linear(30, 3))
-
-
-def _gradients(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
-    return [g.clone() for g in torch.autograd.grad(model(x).square().mean(), list(model.parameters()))]
-
-
-def test_contributions_and_what_grad_becomes_are_those_of_autograd() -> None:
-    model, batches = _wide(), torch.randn(4, 5, 9)
-    parts = [_gradients(model, x) for x in batches]
-    with av.record(model) as recording:
-        for x in batches:
-            model(x).square().mean().backward()
-    ledger, sums = recording.ledger, [torch.zeros_like(p) for p in model.parameters()]
-    for n, part in enumerate(parts):
-        sums = [a + b for a, b in zip(sums, part, strict=True)]
-        np.testing.assert_allclose(ledger.contribution[n], _norms(part), rtol=1e-5)
-        np.testing.assert_allclose(ledger.grad[n], _norms(sums), rtol=1e-5)
-
-
 @pytest.mark.parametrize("size", [1, 100], ids=["elements", "norms"])
 def test_a_grad_that_changes_again_in_its_backward_is_read_as_it_is_in_the_end(size: int) -> None:
     early, between, late = (torch.ones(size, requires_grad=True) for _ in range(3))
