@@ -451,16 +451,12 @@ def place(graph: Graph, cards: Sequence[Card]) -> Placed:
         x, y = map(float, point.split(","))
         return complex(x + _MARGIN, tall - y + _MARGIN)
 
-    boxes = layout.get("objects", ())
-    which = [int(box["name"][1:]) for box in boxes]
-    centres = [0j] * len(cards)
-    for i, box in zip(which, boxes, strict=True):
-        centres[i] = at(box["pos"])
+    # Both are numbered as they were named.
+    centres = [at(box["pos"]) for box in layout.get("objects", ())]
     edges = []
     for edge in layout.get("edges", ()):
         curve, tip = _paths(edge["pos"].split(), at)
-        source, target = which[edge["head"]], which[edge["tail"]]
-        edges.append((source, target, curve, tip))
+        edges.append((edge["head"], edge["tail"], curve, tip))
     width = max(wide, 40) + 2 * _MARGIN
     height = max(tall, 20) + 2 * _MARGIN
     return Placed(width, height, centres, edges)
