@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 
@@ -218,8 +218,7 @@ def _end(processes: list[BaseProcess]) -> None:
 # --- what the ranks left behind -----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Outcome:
+class _Outcome(NamedTuple):
     """How one rank ended; `order` is smaller the more likely it is the cause of the others' failures."""
 
     rank: int

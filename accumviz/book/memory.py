@@ -98,8 +98,7 @@ _LEGEND = (
 )
 
 
-@dataclass(frozen=True)
-class Stripe:
+class Stripe(NamedTuple):
     """A row of the drawing, as high as `height` in the units of its shapes: classes, and the path of each."""
 
     name: str

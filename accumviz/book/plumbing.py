@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,8 +48,7 @@ _LEGEND = (
 )
 
 
-@dataclass(frozen=True)
-class Game:
+class Game(NamedTuple):
     """What one training made: samples of one game at some rounds, and in how many circles each game has samples."""
 
     samples: Sequence[Sequence[Sequence[float]]]

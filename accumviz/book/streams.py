@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from accumviz.views.payload import plain
 from accumviz.views.player import Picture
@@ -24,8 +24,7 @@ _NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class Positions:
+class Positions(NamedTuple):
     """Where the parts of the drawing are along the way from the weight to the loss, and across it.
 
     `stops` are the middles of the boxes on a lane, from the weight on: a chip, a card, a chip, and so on. `ends` are

@@ -12,9 +12,8 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -278,6 +277,19 @@ class Canvas:
             **look,
         )
 
+    def write_inside(
+        self,
+        x: float,
+        free: tuple[float, float],
+        width: float,
+        text: str,
+        **look: Any,
+    ) -> None:
+        """Write a text around `x` into what is `free`, its middle and its height, where there is room."""
+        middle, room = free
+        if room >= 12 and text_width(text, 11) <= width - 2:
+            self.text(x, middle, text, ha="center", **look)
+
     def box(
         self,
         x: float,
@@ -343,8 +355,7 @@ _STROKES: dict[str, tuple[list[tuple[float, ...]], float, tuple[float, ...]]] = 
 }
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """One entry of a legend: what it says, its colour and the look of its mark.
 
     `kind` is a box with an edge, a `fill` without one, or a line.

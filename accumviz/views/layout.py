@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,8 +143,7 @@ def scales(ledger: Ledger, parameter: int) -> list[float]:
 # --- bars -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
     """`.grad` after one event: what it comes to, and the parts of its bar, the oldest first, with their lengths.
 
     `state` is "whole", "none" where there is no `.grad`, and "broken" where a number is not finite. Lengths are
@@ -202,8 +200,7 @@ def _bar(
     return Bar("whole", grad, tuple(parts), scaled, scale)
 
 
-@dataclass(frozen=True)
-class Lane:
+class Lane(NamedTuple):
     """One parameter's bars, event by event, and the range of values that they reach."""
 
     parameter: int
@@ -227,7 +224,7 @@ def lay_out(
     lanes = [_lane(ledger, p, events) for p in parameters]
     reaches = one_scale([(lane.name, lane.reach) for lane in lanes])
     pairs = zip(lanes, reaches, strict=True)
-    return [replace(lane, reach=reach) for lane, reach in pairs]
+    return [lane._replace(reach=reach) for lane, reach in pairs]
 
 
 def _lane(
@@ -261,10 +258,8 @@ def _lane(
 
 def _reach(bars: Iterable[Bar]) -> Range:
     """Return how far bars reach below and above zero."""
-    reaches = [bar.reach for bar in bars]
-    low = min((bottom for bottom, _ in reaches), default=0.0)
-    high = max((top for _, top in reaches), default=0.0)
-    return low, high
+    bottoms, tops = zip((0.0, 0.0), *[bar.reach for bar in bars], strict=True)
+    return min(bottoms), max(tops)
 
 
 def one_scale(reaches: Sequence[tuple[str, Range]]) -> list[Range]:

@@ -6,7 +6,6 @@ import fnmatch
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -109,6 +108,7 @@ def timeline(
     ledger = recorded(ledger, "timeline")
     rows = _parameters(ledger, parameters)
     chosen = _events(ledger, events)
+    story = words.story(ledger, chosen, rows)
     with drawing():
         if not chosen or not rows:
             figure = _nothing("parameter" if chosen else "event")
@@ -118,9 +118,8 @@ def timeline(
             # What does not fit on a page scrolls there, and on a phone, too.
             if PHONE < width <= WIDE:
                 figure.narrow = _draw(ledger, rows, chosen, PHONE)
-    figure.words = words.story(ledger, chosen, rows)
-    if figure.narrow is not None:
-        figure.narrow.words = figure.words
+                figure.narrow.words = story
+    figure.words = story
     return figure
 
 
@@ -191,8 +190,7 @@ def _draw(
     return painter.paint()
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """Where a lane stands: its edges, its zero line, and its pixels per unit."""
 
     top: float
@@ -409,21 +407,16 @@ class _Painter:
         x: float,
         free: tuple[float, float],
     ) -> None:
-        """Write how much a part is into it, where there is room: the middle of what is free, and its height."""
-        text = style.number(part.amount)
-        middle, room = free
-        if room < 14 or text_width(text, 11) > self.bar - 3:
-            return
+        """Write how much a part is into what is free of it."""
         ink = style.ink_on(self._color(part)) if part.look == "new" else INK
         # On a hatched ground, a number stands in a clear one.
-        ground = part.look == "unseen"
-        self.canvas.text(
+        self.canvas.write_inside(
             x,
-            middle,
-            text,
-            ha="center",
+            free,
+            self.bar,
+            style.number(part.amount),
             color=ink,
-            ground=ground,
+            ground=part.look == "unseen",
         )
 
     def _absent(self, place: _Place, i: int) -> None:
@@ -697,10 +690,10 @@ def _draw_saved(
 ) -> tuple[float, list[Key]]:
     """Draw the bytes of saved tensors, where any backward was measured; return where they end, and their legend."""
     backwards = [i for i, one in enumerate(columns.events) if one.kind == "backward"]
-    sizes = [columns.events[i].saved_before for i in backwards]
-    most = max((size for size in sizes if not math.isnan(size)), default=math.nan)
-    if math.isnan(most):
+    sizes = np.array([columns.events[i].saved_before for i in backwards])
+    if np.isnan(sizes).all():
         return top, []
+    most = np.nanmax(sizes)
     top = _draw_name(canvas, "saved tensors", f"0 to {style.size(most)}", top)
     base = top + _STRIP - 4
     keys = _draw_stairs(canvas, columns, base, (_STRIP - 18) / (most or 1.0))
@@ -711,7 +704,7 @@ def _draw_saved(
             canvas.box(x, top + 14, columns.width, base - top - 14, **_UNMEASURED)
         else:
             _write_sizes(canvas, columns, i, top + 6)
-    if any(map(math.isnan, sizes)):
+    if np.isnan(sizes).any():
         keys.append(Key("not measured", MUTED, 0, hatch="xx"))
     return top + _STRIP, keys
 
@@ -853,16 +846,8 @@ def _draw_share_bar(canvas: Canvas, bar: ShareBar, place: _SharePlace) -> None:
         if len(bar.segments) > 1 and part.look == "new":
             line = place.zero - math.copysign(place.scale, part.length)
             ink = style.ink_on(bar.color)
-            _write_share(canvas, part.text, place, clear_of(y, shown, line), ink)
-
-
-def _write_share(
-    canvas: Canvas, text: str, place: _SharePlace, free: tuple[float, float], ink: str
-) -> None:
-    """Write a share into its segment, where there is room: the middle of what is free, and its height."""
-    middle, room = free
-    if room >= 12 and text_width(text, 11) <= place.width - 2:
-        canvas.text(place.middle, middle, text, ha="center", color=ink)
+            free = clear_of(y, shown, line)
+            canvas.write_inside(place.middle, free, place.width, part.text, color=ink)
 
 
 def _write_sum(

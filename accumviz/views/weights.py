@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,8 +57,7 @@ def path(ledger: Ledger) -> WeightPath:
 # --- the ground, which all runs share ------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """The ground on which paths are drawn: the range of each axis, and the loss where one was given.
 
     Without a loss, `across` are steps, and `up` the weight; with one, `across` is the weight, and `curve` draws the
