@@ -23,7 +23,7 @@ from accumviz.views.tables import report_data
 # A name of its own: what the events of an arrangement show is the text that ran, not a file's.
 _FILE = "loop.py"
 # How tall its bars are, in pixels: loop, verdict and timeline are seen at once.
-_LANE = 90
+_LANE = 68
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,18 @@ class Lab(Displayed):
             "offers": [_offer(axis) for axis in AXES],
             "start": self._places(tuple(self.start.values())),
             "grid": grid,
+            "tallest": self._tallest,
             "runs": runs,
             "parts": parts,
         }
+
+    @property
+    def _tallest(self) -> list[int]:
+        """Which runs have the most lines and the longest: the tallest code, and the tallest where lines break."""
+        lines = [[len(line) for line in run.text.splitlines()] for run in self._runs]
+        most = [(len(each), sum(each)) for each in lines]
+        longest = [(max(each), sum(each)) for each in lines]
+        return [most.index(max(most)), longest.index(max(longest))]
 
     def _places(self, key: Sequence[str]) -> list[int]:
         """Return where an arrangement's values are in the lists of the choices."""
@@ -165,6 +174,7 @@ class Lab(Displayed):
         """Return what the page is told of a run."""
         whole = ledger_data(run.ledger, self._ground)
         whole["lane"] = _LANE
+        whole["sizes"] = sorted({len(run.ledger) for run in self._runs})
         whole["about"] = counted(len(run.ledger), "event")
         whole["rows"] = _rows(run)
         whole["report"] = report_data(run.report)

@@ -12,6 +12,7 @@ const OFFERS = [
 const START = [0, 0, 0];
 const DATA = {
   offers: OFFERS, start: START,
+  tallest: [1],
   grid: { "0.0.0": 0, "1.0.0": 1, "0.2.0": 1, "1.2.0": 0, "0.0.1": 1 },
   runs: [[0, 0, -1], [0, 1, 0]],
   parts: { "e.k": [[1, 2]], "e.h": ["a", "b"], note: ["n"] },

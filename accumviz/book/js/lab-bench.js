@@ -1,14 +1,14 @@
 /** The lab: a loop whose lines are moved, and what follows from it, side by side. */
 
-/** @import { LabData, Offer } from "./lab-types.d.ts" */
+/** @import { LabData, LabRun, Offer } from "./lab-types.d.ts" */
 /** @import { Dispose, Host } from "../../views/js/types.d.ts" */
 
 import { arrive, group, h, put } from "../../views/js/dom.js";
 import { choiceIn, linkOf } from "./lab-address.js";
 import { choiceOf } from "./lab-choices.js";
 import { reportPane } from "../../views/js/report.js";
-import { arrangementsOf } from "./lab-runs.js";
-import { stand } from "./lab-stand.js";
+import { arrangementsOf, changesOf } from "./lab-runs.js";
+import { roomOf, stand } from "./lab-stand.js";
 import { read } from "../../views/js/packed.js";
 import { isBright } from "../../views/js/pen.js";
 import { watchLooks } from "../../views/js/player.js";
@@ -30,9 +30,12 @@ export async function bench({ model, el }) {
   /** The choices that were changed, the latest last. @type {number[]} */
   let touched = [];
   let note = "";
+  /** @type {LabRun | null} */
+  let shown = null;
   /** @type {ReturnType<typeof stand> | null} */
   let standing = null;
 
+  const room = roomOf(arrangements.tallest, { uid, offers, put: move });
   const report = reportPane((e) => standing?.go({ e }));
   const asks = offers.map((offer, i) => {
     const choose = (/** @type {number} */ place) => change(i, place);
@@ -74,15 +77,17 @@ export async function bench({ model, el }) {
     draw(role, e);
   }
   /** @param {string} [role] whose line keeps the focus @param {number | null} [e] null: what is to be seen */
-  function draw(role, e = null) {
+  function draw(role = "", e = null) {
     asks.forEach((one, i) => one?.draw(choice[i]));
     again.disabled = choice.every((place, i) => place === start[i]);
     const run = arrangements.at(choice);
     if (!run) return;
-    report.draw(run.report, note);
+    const { differs, told } = changesOf(run, shown ?? run, offers, role);
+    shown = run;
+    report.draw(run.report, note + told);
     standing?.stop();
     const link = (/** @type {number} */ at) => linkOf(id, offers, start, choice, at);
-    standing = stand(run, { uid, offers, put: move, slots, again, e, link });
+    standing = stand({ ...run, differs }, { uid, offers, put: move, slots, again, e, link });
     if (role) standing.focus(role);
   }
   /** @param {string} role @param {string} value @param {number} [top] */
@@ -104,6 +109,10 @@ export async function bench({ model, el }) {
     arrive(frame);
   }
   function repaint() {
+    // Nothing below the code jumps: it has the room of the tallest loop.
+    slots.code.append(room);
+    slots.code.style.minHeight = `${room.getBoundingClientRect().height}px`;
+    room.remove();
     frame.classList.toggle("av-dark", isBright(getComputedStyle(frame).color));
     standing?.paint();
   }

@@ -143,6 +143,7 @@ export function movingPane(app, { offers, rows, put: move }) {
   arrange();
   stow();
   shelf.prepend(h("span.av-quiet", {}, `Taken out: ${shelf.querySelector(".av-out") ? "" : "nothing"}`));
+  shelf.append(.../** @type {NodeListOf<Element>} */ (code.el.querySelectorAll(".av-note")));
   code.el.append(shelf);
   code.head.append(h("span.av-quiet", {}, "Drag or tap a marked line; ↑ and ↓ move it."));
   return { ...code, focus: coming(grips) };

@@ -47,6 +47,16 @@ function momentOf(first, last, e, show) {
 /** Where the first finding points, or a healthy loop steps first. @param {Ledger} ledger @param {LabRun} run */
 const toBeSeen = ({ kinds }, { report }) => report.findings[0]?.event ?? kinds.indexOf("step");
 
+/**
+ * The codes of runs that are not shown, for the room that they take.
+ * @param {LabRun[]} runs @param {Pick<Ground, "uid" | "offers" | "put">} ground
+ */
+export const roomOf = (runs, ground) => h("div.av-room", {}, ...runs.map((run) => {
+  const slots = { code: h("div"), tape: h("div"), panes: h("div") };
+  stand(run, { ...ground, slots, again: h("button.av-restart", {}, "Back to the start"), e: null, link: String });
+  return slots.code;
+}));
+
 /** @param {LabRun} run @param {Ground} ground */
 export function stand(run, { uid, offers, put, slots, again, e, link }) {
   const data = { ...run, layouts: [], graphs: [], of: {}, missing: "" };

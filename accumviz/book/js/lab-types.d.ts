@@ -17,11 +17,12 @@ export type LabRow = [number, number, string, string];
 /** An arrangement's recording, the rows of its loop, and the report on it. */
 export type LabRun = Data & { rows: LabRow[]; report: ReportData };
 
-/** What a lab is told: of each run, which of the parts are its own, -1 for none. */
+/** What a lab is told: of each run, which of the parts are its own, -1 for none; and whose code is the tallest. */
 export interface LabData {
   offers: Offer[];
   start: number[];
   grid: Record<string, number>;
+  tallest: number[];
   runs: number[][];
   parts: Record<string, unknown[]>;
 }
