@@ -286,7 +286,7 @@ SEEN = """frame => [".av-in-code", ".av-said", ".av-in-time"].map(name => {
 })"""
 
 
-@pytest.mark.parametrize(("options", "most"), [({}, 670), ({"width": 375, "has_touch": True}, 812)])
+@pytest.mark.parametrize(("options", "most"), [({}, 670), ({"width": 359, "has_touch": True}, 790)])
 def test_loop_verdict_and_timeline_are_on_one_screen_in_the_longest_loop(
     options: dict[str, Any], most: int, show: Show
 ) -> None:
@@ -300,6 +300,8 @@ def test_loop_verdict_and_timeline_are_on_one_screen_in_the_longest_loop(
     frame = bench.root.locator(".av-lframe")
     assert all(0 < bottom <= most for bottom in frame.evaluate(SEEN))
     assert frame.bounding_box()["height"] <= most
+    play, link = (bench.root.get_by_label(name).bounding_box() for name in ("play", "link to this moment"))
+    assert link["y"] + link["height"] / 2 == pytest.approx(play["y"] + play["height"] / 2, abs=8), "in one row"
 
 
 TOPS = """frame => [...frame.querySelectorAll(".av-said, .av-at-tape, .av-at-panes")]
