@@ -452,27 +452,6 @@ def copies_and_pickles_of_what_is_recorded(record: Record) -> Any:
     return model, twin
 
 
-# --- the compiler ---------------------------------------------------------------------------------
-
-
-def _compiled(record: Record, backend: str, *, inside: bool) -> Any:
-    torch._dynamo.reset()
-    model = net()
-    optimizer = sgd(model)
-    made = None if inside else torch.compile(model, backend=backend, fullgraph=True)
-    with record(model, optimizer):
-        made = made or torch.compile(model, backend=backend, fullgraph=True)
-        train(made, optimizer)
-    made(batch()).sum().backward()
-    return model
-
-
-LOOPS |= {
-    "compiled whole before the recording": Loop(partial(_compiled, backend="aot_eager", inside=False), 2),
-    "compiled whole by the eager backend": Loop(partial(_compiled, backend="eager", inside=True), 2),
-}
-
-
 # --- others at work on torch ----------------------------------------------------------------------
 
 

@@ -53,12 +53,13 @@ def _train(
     return [p.detach().clone() for p in inner.parameters()], recording.ledger if recording is not None else None
 
 
-def _compiling(backend: str) -> Callable[[Any], Any]:
-    return lambda compiled: torch.compile(compiled, backend=backend)
+def _compiling(backend: str, **how: Any) -> Callable[[Any], Any]:
+    return lambda compiled: torch.compile(compiled, backend=backend, **how)
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "the model, aot_eager": {"compiled": _compiling("aot_eager"), "graphs": True},
+    "the model, aot_eager": {"compiled": _compiling("aot_eager", fullgraph=True), "graphs": True},
+    "the model, eager": {"compiled": _compiling("eager", fullgraph=True)},
     "the model, inductor": {"compiled": _compiling("inductor")},
     "the whole step": {"wrap": _compiling("aot_eager")},
     "the optimizer's step": {"compile_step": True},
