@@ -114,30 +114,20 @@ def test_a_model_that_is_cast_while_recording_goes_on() -> None:
     assert ledger.values(0, "contribution")[backwards].tolist() == [[1, 1]] * 3
 
 
-def test_nested_recordings_see_the_same() -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_recordings_that_overlap_see_the_same_and_close_in_any_order(first: int) -> None:
     w, v = leaf(), leaf()
-    with av.record(w) as outer:
+    outer, inner = recordings = av.record(w), av.record(w, v)
+    for recording in recordings:
+        recording.start()
         (w * v).sum().backward()
-        with av.record(w, v) as inner:
-            (w * v).sum().backward()
-            (w * v).sum().backward()
-        (w * v).sum().backward()
-    assert outer.ledger.values("w", "contribution").tolist() == [[1, 1]] * 4
-    assert outer.ledger.values("w").tolist() == [[1, 1], [2, 2], [3, 3], [4, 4]]
-    assert inner.ledger.values("w", "contribution").tolist() == [[1, 1]] * 2
-    assert inner.ledger.values("v").tolist() == [[2, 2], [3, 3]]
-
-
-def test_recordings_may_close_in_any_order() -> None:
-    w = leaf()
-    first, second = av.record(w), av.record(w)
-    first.__enter__()
-    second.__enter__()
-    (w * w).sum().backward()
-    first.__exit__(None, None, None)
-    (w * w).sum().backward()
-    second.__exit__(None, None, None)
-    assert (len(first.ledger), len(second.ledger)) == (1, 2)
+    recordings[first].stop()
+    (w * v).sum().backward()
+    recordings[1 - first].stop()
+    assert outer.ledger.values("w", "contribution").tolist() == [[1, 1]] * (2 + first)
+    assert outer.ledger.values("w").tolist() == [[1, 1], [2, 2], [3, 3]][: 2 + first]
+    assert inner.ledger.values("w", "contribution").tolist() == [[1, 1]] * (2 - first)
+    assert inner.ledger.values("v").tolist() == [[2, 2], [3, 3]][: 2 - first]
 
 
 def test_a_recording_follows_the_thread_in_which_its_own_leaves_are_reached() -> None:
