@@ -138,16 +138,6 @@ def test_an_average_over_ranks_counts_once_however_often_it_is_made() -> None:
     assert shares(play) == pytest.approx([0.125, 0.125])
 
 
-def test_what_a_reduction_by_hand_makes_of_a_sum_is_unknown() -> None:
-    play = Play()
-    play.backward()
-    play.touched(play._put("sync", details={"op": "all-reduce", "ranks": 2, "reduction": ""}), ["w", "v"])
-    play.edit(0.5)
-    play.step()
-    (row,) = play.ledger.shares()
-    assert math.isnan(row.share) and "sum or a mean" in row.unknown
-
-
 @pytest.mark.parametrize(
     ("backwards", "objectives", "total"),
     [
