@@ -100,6 +100,8 @@ def number(value: float, digits: int = 4) -> str:
 
     >>> number(-16.0), number(0.123456), number(1234567.0), number(float("nan"))
     ('−16', '0.1235', '1.235e6', 'NaN')
+    >>> number(-0.0), number(99999.4), number(1e5), number(1e-3), number(-math.inf)
+    ('0', '99999', '1e5', '0.001', '−∞')
     """
     if math.isnan(value):
         return "NaN"
@@ -120,8 +122,8 @@ def number(value: float, digits: int = 4) -> str:
 def size(count: float) -> str:
     """Write a number of bytes with binary units.
 
-    >>> size(0), size(96), size(1536), size(1e6), size(1020 * 1024), size(3 * 2**20)
-    ('0 B', '96 B', '1.5 KiB', '977 KiB', '1020 KiB', '3 MiB')
+    >>> size(0), size(1023), size(1024), size(1536), size(1e6), size(1020 * 1024), size(5 * 2**30)
+    ('0 B', '1023 B', '1 KiB', '1.5 KiB', '977 KiB', '1020 KiB', '5 GiB')
     """
     if math.isnan(count):
         return "not measured"

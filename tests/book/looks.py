@@ -6,6 +6,8 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
+from tests.contrast import CONTRAST
+
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
 # All rules that axe runs unasked, and one of its experiments: a button is called what is written on it.
 # It would ask for the style sheets again, which a page from a file may not.
@@ -47,7 +49,9 @@ ALIKE = """() => {
     for (const shape of shapes) shape.remove();
     document.body.normalize();
 }"""
-CONTRAST = """() => {
+UNREADABLE = (
+    f"() => {{ {CONTRAST}"
+    """
     const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
     const known = new Map(), grounds = new Map();
     const read = color => {
@@ -55,9 +59,6 @@ CONTRAST = """() => {
         const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data; return [r, g, b, a / 255];
     };
     const rgba = color => known.get(color) || known.set(color, read(color)).get(color);
-    const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
-        .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-        .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
     const over = (top, under) => [0, 1, 2].map(i => top[i] * top[3] + under[i] * (1 - top[3])).concat(1);
     const ground = element => {
         if (!element) return [255, 255, 255, 1];
@@ -72,13 +73,13 @@ CONTRAST = """() => {
         if (!own || !box.width || style.visibility === 'hidden' || style.opacity === '0') continue;
         if (element.closest('svg, script, style, .headerlink, .copybtn, [aria-hidden=true]')) continue;
         const under = ground(element), text = over(rgba(style.color), under);
-        const [high, low] = [light(under), light(text)].sort((a, b) => b - a);
-        const ratio = (high + 0.05) / (low + 0.05);
+        const ratio = contrast(under, text);
         const what = `${element.tagName}.${element.className}: ${element.textContent.trim().slice(0, 40)}`;
         if (ratio < 4.5) found.push(`${ratio.toFixed(2)} ${what}`);
     }
     return [...new Set(found)];
 }"""
+)
 PALE = """() => [...document.querySelectorAll('.cell_output .text_html, .cell_output .output, .cell_output .accumviz')]
     .flatMap(output => [output, ...output.querySelectorAll('div, figure, table, svg, details')])
     .filter(element => {
@@ -368,7 +369,7 @@ LIGHT: dict[str, Look] = {
     "long stretches": script(STRETCHES),
     "pictures that come late": script(LATE),
     "pictures that outgrow the screen": script(OUTGROWN),
-    "text on its ground": script(CONTRAST),
+    "text on its ground": script(UNREADABLE),
     "pictures without words": script(SILENT),
     "what moves": script(MOVING),
     "equations": script(UNDRAWN),
@@ -384,7 +385,7 @@ LIGHT: dict[str, Look] = {
 DARK: dict[str, Look] = {
     "the theme": theme("dark"),
     "answers before their time": script(EARLY),
-    "text on its ground": script(CONTRAST),
+    "text on its ground": script(UNREADABLE),
     "pale outputs": script(PALE),
     "paper in the dark": script(PAPER),
     "axe on contrast": axe(only={"runOnly": ["color-contrast"]}),

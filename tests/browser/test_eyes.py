@@ -1,14 +1,18 @@
-"""What eyes found in the pictures of widgets, each as a fault that a browser can measure."""
+"""What eyes found in the pictures of widgets: faults that a browser can measure, panes that fill their row, folds."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from accumviz.book.explore import explore
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger
 from accumviz.views.player import play
 from tests.browser.frames import drawn, opened
-from tests.toys import W, toy
+from tests.browser.test_shares import term
+from tests.toys import CODE, ROWS, W, chain, run, toy
 
 
 def test_a_bar_too_short_to_be_seen_says_how_short_it_is(shown: Any) -> None:
@@ -80,3 +84,89 @@ def test_a_finger_meets_every_choice_of_an_explorer(shown: Any) -> None:
     found = [one for one in targets.all() if one.is_visible()]
     assert {one.evaluate("el => el.tagName") for one in found} >= {"LABEL", "BUTTON"}
     assert all(min(one.bounding_box()[side] for side in ("width", "height")) >= 44 for one in found)
+
+
+def experiment(k: int, graphs: bool = False, way: str = "") -> Any:
+    """A loop that is indented twice; one choice raises."""
+    if k == 3:
+        raise ValueError("three")
+    rows = [{**ROWS[0], "line": 3}, {**ROWS[1], "line": 3}, *ROWS[2:]][:k]
+    ledger = Ledger.build([W], rows, sources={"a.py": CODE})
+    return run(ledger, {e.index: chain() for e in ledger.of("backward")}) if graphs else ledger
+
+
+def weighed(rows: list[dict[str, Any]], *, to: float = 1.2) -> list[dict[str, Any]]:
+    """The same, with the weights where they began and after each step."""
+    steps = [{**row, "weights": {"w": to}} if row["kind"] == "step" else row for row in rows]
+    return [{**steps[0], "weights": {"w": 1.0}}, *steps[1:]]
+
+
+def test_panes_fill_their_row_whichever_of_them_there_are(watch: Any, tmp_path: Path) -> None:
+    bare = [{key: value for key, value in row.items() if key not in ("file", "line")} for row in ROWS]
+    full = [{**row, "details": {"terms": [term(0.5)]}} if row["kind"] == "backward" else row for row in ROWS]
+    shown: list[Any] = [
+        play(Ledger.build([W], bare), {0: chain()}),
+        play(Ledger.build([W], weighed(bare), sources={"a.py": CODE})),
+        play(Ledger.build([W], weighed(full), sources={"a.py": CODE}), {0: chain()}),
+        explore(experiment, k=[2, 4], graphs=[True], against={"k": 4}),
+    ]
+    for n, view in enumerate(shown):
+        view.save(tmp_path / f"{n}.html")
+    for width in (1280, 900, 375):
+        page = watch(width=width).page
+        for n in range(len(shown)):
+            page.goto((tmp_path / f"{n}.html").as_uri())
+            page.locator(".av-frame").last.wait_for()
+            opened(page)
+            bare_ground = page.locator(".av-body:visible").evaluate_all(
+                """bodies => bodies.map(body => {
+                    const area = (one) => one.getBoundingClientRect().width * one.getBoundingClientRect().height;
+                    return 1 - [...body.children].reduce((sum, pane) => sum + area(pane), 0) / area(body);
+                })"""
+            )
+            assert max(bare_ground) < 0.03, f"page {n} at {width} px"
+
+
+BOXES = "els => els.map(el => el.getBoundingClientRect().toJSON())"
+
+
+@pytest.fixture
+def folded(watch: Any, tmp_path: Path) -> Callable[..., Any]:
+    """A page whose one view, `shut` or not, is in a fold."""
+
+    def open_page(view: Any, shut: bool = False, **options: Any) -> Any:
+        page, path = watch(**options).page, tmp_path / "page.html"
+        view.save(path)
+        text = path.read_text("utf-8").replace("<body>", f"<body><div id='fold'{' hidden' * shut}>")
+        path.write_text(text.replace("</body>", "</div></body>"), "utf-8")
+        page.goto(path.as_uri())
+        page.locator(".av-frame").first.wait_for(state="attached")
+        drawn(page)
+        return page
+
+    return open_page
+
+
+def lengthy() -> Ledger:
+    """A step on the last of forty lines."""
+    rows = [{**ROWS[0], "line": 2}, {**ROWS[2], "line": 40}]
+    return Ledger.build([W], rows, sources={"a.py": "".join(f"x{i} = {i}\n" for i in range(1, 41))})
+
+
+@pytest.mark.parametrize("against", [None, {"k": 2}], ids=["one run", "compared"])
+def test_the_line_of_an_event_is_seen_where_a_fold_opens(folded: Any, against: Any) -> None:
+    """In a closed prediction code had no room to scroll in, and stood at its top when that opened."""
+    page = folded(explore(lambda k: lengthy(), k=[1, 2], against=against), shut=True, width=375)
+    page.evaluate("document.getElementById('fold').hidden = false")
+    drawn(page)
+    here = page.evaluate("scrollY")
+    lines = page.locator(".av-line[aria-current]:visible")
+    assert lines.count() == 1
+    for key in ("", "ArrowLeft", "ArrowRight"):
+        if key:
+            page.locator(".av-scrub:visible").press(key)
+            drawn(page)
+        for line, box in zip(lines.all(), page.locator(".av-in-code .av-win:visible").all(), strict=True):
+            (one,), (room,) = line.evaluate_all(BOXES), box.evaluate_all(BOXES)
+            assert room["top"] <= one["top"] < one["bottom"] <= room["bottom"], key
+    assert page.evaluate("scrollY") == here

@@ -13,6 +13,7 @@ from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.player import Player, play
 from tests.browser.frames import drawn, stopped
 from tests.conftest import ROOT
+from tests.contrast import CONTRAST
 from tests.toys import CODE, ROWS, W, chain, window
 
 WALKED = Ledger.build(
@@ -50,11 +51,10 @@ def runs(**more: Any) -> Explorer:
 
 
 COLOR = "els => els.map(el => getComputedStyle(el).borderTopColor)"
-# Of a text to the ground of its pane, as WCAG 2 defines it.
-CONTRAST = """texts => {
-    const light = color => color.slice(0, 3).map(x => x / 255)
-        .map(x => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4)
-        .reduce((sum, x, i) => sum + x * [0.2126, 0.7152, 0.0722][i], 0);
+# Of a text to the ground of its pane.
+TO_GROUND = (
+    f"texts => {{ {CONTRAST}"
+    """
     return texts.map(text => {
         const pane = text.closest(".av-pane");
         const behind = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
@@ -65,10 +65,10 @@ CONTRAST = """texts => {
         const [whole, own] = [text.closest(".av-node"), text].map(one => getComputedStyle(one).opacity);
         behind.globalAlpha = whole * own;
         behind.fillRect(0, 0, 1, 1);
-        const [one, other] = [light(ground), light([...behind.getImageData(0, 0, 1, 1).data])];
-        return (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+        return contrast(ground, [...behind.getImageData(0, 0, 1, 1).data]);
     });
 }"""
+)
 OPACITY = "els => els.map(el => Number(getComputedStyle(el).opacity))"
 
 
@@ -94,7 +94,7 @@ def test_before_anything_has_run_the_whole_graph_is_there_to_come_and_its_root_i
     assert page.locator(".av-in-weights .av-weighs").inner_text() == "w 1, loss 1"
     assert page.locator(".av-node").evaluate_all(OPACITY) == [0.7, 0.7, 1.0], "a parameter is there before"
     assert page.locator(".av-unborn .av-card").first.evaluate("one => getComputedStyle(one).opacity") == "0.3"
-    assert min(page.locator(".av-unborn text:not(.av-by)").evaluate_all(CONTRAST)) >= 3, "faint, and yet it is read"
+    assert min(page.locator(".av-unborn text:not(.av-by)").evaluate_all(TO_GROUND)) >= 3, "faint, and yet it is read"
     box = page.locator(".av-in-graph .av-win").bounding_box()
     for node in page.locator(".av-node").all():
         place = node.bounding_box()

@@ -1,11 +1,30 @@
-"""The picture of a step's memory as a reader moves it: K, checkpoints, the line of a GPU, and the operation."""
+"""A step's memory: as data, and as a reader moves it by K, checkpoints, the line of a GPU, and the operation."""
 
 from typing import Any
 
 import pytest
 
+from accumviz.book.memory import Moment, Peaks
 from tests.browser.frames import drawn
-from tests.views.test_peaks import peaks
+
+MIB = 2**20
+
+
+def step(*forward: int) -> list[Moment]:
+    """A step whose forward leaves so many MiB after each operation, above weights of one MiB."""
+    run = [Moment("mm", "forward", 1, (MIB, 0, 0, mib * MIB, 0, 0)) for mib in forward]
+    return [*run, Moment("step", "step", 0, (MIB, 0, MIB, 0, 0, 0))]
+
+
+def peaks() -> Peaks:
+    runs = {(2, False): step(4, 4), (1, False): step(3, 8), (1, True): step(2, 2), (2, True): step(1, 1)}
+    return Peaks(runs, gpu=6 * MIB)
+
+
+def test_runs_travel_without_checkpoints_first_and_by_k() -> None:
+    content = peaks().content
+    assert content["ks"] == [1, 2]
+    assert content["runs"] == [[step(3, 8), step(4, 4)], [step(2, 2), step(1, 1)]]
 
 
 @pytest.mark.parametrize("width", [375, 1280])

@@ -8,6 +8,7 @@ import pytest
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.player import play
 from tests.browser.frames import drawn, opened
+from tests.contrast import contrast
 from tests.toys import CODE, ROWS, W, chain, large, toy
 
 WIDTHS = (1280, 375)
@@ -49,18 +50,6 @@ _COLORS = """el => {
 _CUT = """wins => wins
     .filter(win => win.scrollHeight > win.clientHeight + 1 && getComputedStyle(win).overflowY !== "visible")
     .map(win => `${win.parentElement.className}: ${win.scrollHeight} in ${win.clientHeight}`)"""
-
-
-def contrast(one: list[int], other: list[int]) -> float:
-    """WCAG's contrast of two colours."""
-
-    def luminance(color: list[int]) -> float:
-        parts = [c / 255 for c in color]
-        red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 def named(names: list[str], **more: Any) -> Ledger:
@@ -128,9 +117,9 @@ def test_what_is_in_grad_already_is_told_from_the_ground_and_from_what_is_new(sh
     for live, new in ((".av-part.av-live", ".av-part.av-new"), (".av-swatch.av-live", ".av-swatch.av-new")):
         ground, pale, edge = page.locator(live).first.evaluate(_COLORS)
         _, full, _ = page.locator(new).first.evaluate(_COLORS)
-        assert contrast(ground, pale) > 1.6, "not near the ground, be it white or black"
-        assert contrast(ground, edge) > 3
-        assert contrast(pale, full) > 1.9
+        assert contrast(page, ground, pale) > 1.6, "not near the ground, be it white or black"
+        assert contrast(page, ground, edge) > 3
+        assert contrast(page, pale, full) > 1.9
 
 
 def test_what_a_pane_scrolls_on_a_screen_is_whole_on_paper(shown: Any) -> None:

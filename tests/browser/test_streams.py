@@ -1,11 +1,81 @@
-"""The chain rule's picture as a reader moves it: by key and by mouse."""
+"""The chain rule's picture: how wide its streams are and where they meet, and how a reader moves it."""
 
+import re
 from typing import Any
 
 import pytest
 
-from accumviz.book.streams import streams
-from tests.views.test_streams import made, run
+from accumviz.book.streams import Streams, streams
+
+
+def run(w: float, x: float) -> dict[str, float]:
+    """The numbers of one backward, worked out by hand."""
+    numbers = {"x1": x, "w": w, "loss": 0.0, "loss.grad": 1.0, "w.grad": 0.0}
+    for sample, value in (("1", x), ("2", 2.0)):
+        error = (2 - w) * value
+        result = {"y": w * value, "e": error, "q": error**2, "y.grad": -error, "e.grad": error, "q.grad": 0.5}
+        result |= {"y.by": value, "e.by": -1.0, "q.by": 2 * error, "loss.by": 0.5}
+        for name, number in result.items():
+            head, dot, tail = name.partition(".")
+            numbers[f"{head}{sample}{dot}{tail}"] = number
+        numbers[f"part{sample}"] = -error * value
+        numbers["loss"] += error**2 / 2
+        numbers["w.grad"] -= error * value
+    return numbers
+
+
+def made() -> Streams:
+    return streams(run, [1.0, 2.0, 3.0], [2.0, 4.0], (1.0, 4.0))
+
+
+picture = pytest.fixture(made, name="picture")
+
+
+def widths(picture: Streams, kind: str) -> dict[str, float]:
+    drawing = picture.to_html().partition(f'class="av-{kind}"')[2].partition("</svg>")[0]
+    return {name: float(width) for width, name in re.findall(r'stroke-width="([^"]+)" data-width="([^"]+)"', drawing)}
+
+
+@pytest.mark.parametrize("kind", ["wide", "narrow"])
+def test_streams_are_as_wide_as_their_gradients_are_large(picture: Streams, kind: str) -> None:
+    drawn = widths(picture, kind)
+    unit = drawn["loss.grad"]
+    assert {name: width / unit for name, width in drawn.items()} == pytest.approx(
+        {name: abs(run(1.0, 4.0)[name]) for name in drawn}
+    )
+    assert len(drawn) == 9
+
+
+@pytest.mark.parametrize(("kind", "across"), [("wide", "height"), ("narrow", "width")])
+def test_no_stream_of_chapter_1_is_wider_than_the_boxes_that_it_joins(kind: str, across: str) -> None:
+    widest = streams(run, [0.0], [5.0], (0.0, 5.0))
+    drawn = widths(widest, kind)
+    drawing = widest.to_html().partition(f'class="av-{kind}"')[2].partition("</svg>")[0]
+    chip, card = (
+        float(re.findall(rf'class="av-{box}"[^<]*<rect[^>]* {across}="(\d+)"', drawing)[0]) for box in ("chip", "card")
+    )
+    assert drawn["part1"] <= chip
+    assert drawn["part1"] + drawn["part2"] <= card
+
+
+def test_two_streams_meet_side_by_side(picture: Streams) -> None:
+    drawing = picture.to_html().partition('class="av-wide"')[2].partition("</svg>")[0]
+    first, second = (float(y) for y in re.findall(r'class="av-of." d="M107\S* (\S+?)L', drawing))
+    drawn = widths(picture, "wide")
+    assert second - first == pytest.approx((drawn["part1"] + drawn["part2"]) / 2)
+
+
+def test_a_row_for_each_run_begins_where_the_picture_does(picture: Streams) -> None:
+    content = picture.content
+    assert [size for *_, size in content["axes"]] == [3, 2]
+    w, x = content["start"]
+    row = content["rows"][w * 2 + x]
+    assert dict(zip(content["names"], row, strict=True)) == run(1.0, 4.0)
+
+
+def test_only_the_weight_keeps_what_arrives_in_its_grad(picture: Streams) -> None:
+    drawing = picture.to_html().partition('class="av-wide"')[2].partition("</svg>")[0]
+    assert re.findall(r'\.grad <tspan data-number="([^"]+)"', drawing) == ["w.grad"]
 
 
 def width(page: Any, name: str) -> float:

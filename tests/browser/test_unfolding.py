@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.browser.frames import drawn, still
+from tests.contrast import CONTRAST
 from tests.views.test_graph import modules, nested
 
 BOX = ".av-bar + .av-scroll"
@@ -103,26 +104,26 @@ def test_the_finer_form_has_a_head_of_its_own_and_opens_at_its_first_box(shown: 
 
 
 # A colour over another one, as a browser paints both.
-CONTRAST = """title => {
+OVER = (
+    f"title => {{ {CONTRAST}"
+    """
     const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
     const paint = color => { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); };
-    const light = () => [...canvas.getImageData(0, 0, 1, 1).data.slice(0, 3)].map(v => v / 255)
-        .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-        .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+    const painted = () => [...canvas.getImageData(0, 0, 1, 1).data];
     const card = getComputedStyle(title.parentElement.querySelector(".av-card"));
     for (const ground of ["Canvas", getComputedStyle(document.body).backgroundColor, card.fill]) paint(ground);
-    const under = light();
+    const under = painted();
     paint(getComputedStyle(title).fill);
-    const [high, low] = [under, light()].sort((a, b) => b - a);
-    return (high + 0.05) / (low + 0.05);
+    return contrast(under, painted());
 }"""
+)
 
 
 def test_what_opens_can_be_read_on_its_box(mode: str, shown: Any) -> None:
     page = shown(nested(), wait=BOX, mode=mode)
     # A host that names no colour for links has the page's own.
     page.add_style_tag(content=".accumviz { --av-accent: #0072b2 !important; }")
-    assert page.locator(f"{BOX} .av-opens .av-title").first.evaluate(CONTRAST) >= 4.5
+    assert page.locator(f"{BOX} .av-opens .av-title").first.evaluate(OVER) >= 4.5
 
 
 def test_a_drag_pans_and_unfolds_nothing(shown: Any) -> None:

@@ -36,8 +36,3 @@ def test_a_way_that_ends_higher_than_it_began_fails(figure: Opening) -> None:
     ((_, divided, undivided),) = figure.content["runs"]
     assert (divided["fails"], divided["from"], divided["to"]) == (False, "10", "0")
     assert (undivided["fails"], undivided["from"], undivided["to"]) == (True, "10", "90")
-
-
-def test_without_scripts_a_sentence_says_where_each_way_leads(figure: Opening) -> None:
-    text = figure.to_html().partition("<script")[0]
-    assert "<li>learning rate 0.05, undivided: the loss goes from 10 to 90.</li>" in text

@@ -12,11 +12,15 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
 from accumviz.ledger.ledger import KINDS, Ledger, Parameter
-from accumviz.views import style
-from accumviz.views.layout import lay_out
+from accumviz.views import payload, style
+from accumviz.views.figure import PageFigure
+from accumviz.views.layout import heat, lay_out
 from accumviz.views.timeline import timeline
 from tests.toys import W, backward, large, segments
 
@@ -296,10 +300,7 @@ def test_one_parameter_on_several_ranks_has_one_scale() -> None:
 
     figure = timeline(Ledger.merge([rank(0, -16.0), rank(1, -40.0)]))
     # the thick line that ends a bar, below the thin one from which it hangs
-    thin, thick = (
-        [line for line in figure.axes[0].lines if line.get_linewidth() == width and len(set(line.get_ydata())) == 1]
-        for width in (0.9, 2.6)
-    )
+    thin, thick = lines(figure, 0.9), lines(figure, 2.6)
     zeros, last = sorted({float(line.get_ydata()[0]) for line in thin})[:2], max(line.get_xdata()[1] for line in thick)
     ends = sorted(float(line.get_ydata()[0]) for line in thick if line.get_xdata()[1] == last)
     assert len(ends) == 2
@@ -325,3 +326,45 @@ def test_saved_bytes_have_a_strip_in_which_what_was_not_measured_is_hatched(meas
     assert ("not measured" in texts(figure)) == (measured == 1)
     hatched = [patch for patch in figure.axes[0].patches if patch.get_hatch() == "xx" and patch.get_height() > 20]
     assert len(hatched) == (2 if measured == 1 else 0)
+
+
+def boxes(figure: PageFigure, color: str, alpha: float) -> list[Rectangle]:
+    """The rectangles of this fill that are no swatch, from the left."""
+    found = [box for box in figure.axes[0].patches if isinstance(box, Rectangle)]
+    own = [box for box in found if box.get_facecolor()[:3] == pytest.approx(to_rgb(color)) and box.get_alpha() is None]
+    own = [box for box in own if box.get_facecolor()[3] == pytest.approx(alpha) and box.get_width() > 14]
+    return sorted(own, key=lambda box: float(box.get_x()))
+
+
+def lines(figure: PageFigure, width: float) -> list[Line2D]:
+    """The level lines of this thickness that are no swatch, from the left."""
+    found = [line for line in figure.axes[0].lines if line.get_linewidth() == width and np.ptp(line.get_ydata()) == 0]
+    return sorted((line for line in found if np.ptp(line.get_xdata()) > 20), key=lambda line: line.get_xdata()[0])
+
+
+def test_parts_and_totals_of_a_lane_are_drawn_to_one_scale() -> None:
+    added, grads = [-16.0, -4.0, 6.0], [-16.0, -20.0, -14.0]
+    figure = timeline(Ledger.build([W], [backward(*row) for row in zip(added, grads, strict=True)]))
+    zero = lines(figure, 0.9)[0].get_ydata()[0]
+    ends = [line.get_ydata()[0] - zero for line in lines(figure, 2.6)]
+    unit = ends[0] / -grads[0]
+    assert ends == pytest.approx([-unit * grad for grad in grads])
+    # An outlined part stands half an outline within its edges.
+    new = [box.get_height() + 1.2 for box in boxes(figure, "#0072B2", 1.0)]
+    assert new == pytest.approx([abs(unit * one) for one in added])
+    live = [box.get_height() + 1.2 for box in boxes(figure, "#0072B2", 0.36)]
+    assert live == pytest.approx([abs(unit * added) for added in (-16, -16, -4)])
+
+
+def test_equal_norms_are_equally_strong_whichever_loss_they_are_of() -> None:
+    added = np.array([[8.0, 8.0, 2.0, 2.0]])
+    codes = heat(added, added > 0, np.array([0, 1, 0, 1]), np.arange(4))[0].astype(int)
+    first, second, third, fourth = (codes - 3) % 30
+    assert first == second > third == fourth
+
+
+def test_a_players_ranks_have_one_scale_in_what_it_is_told() -> None:
+    """Equal numbers on two ranks were drawn at two lengths."""
+    ranks = [Ledger.build([W], [backward(x, x)], meta={"rank": i}) for i, x in enumerate((-8.0, 20.0))]
+    both = Ledger.merge(ranks)
+    assert [row["r"] for row in payload.ledger_data(both)["p"]] == [[-8, 20], [-8, 20]]
