@@ -95,24 +95,30 @@ def fold_names(app: Sphinx, doctree: nodes.document) -> None:
     for cell in doctree.findall(nodes.container):
         if "prompt_show" in cell:
             source = next((block.astext() for block in cell.findall(nodes.literal_block)), "")
-            cell["prompt_show"] = fold_name(source, "tag_hide-cell" in cell["classes"])
+            pictured = next(cell.findall(nodes.figure), None) is not None
+            cell["prompt_show"] = fold_name(source, "tag_hide-cell" in cell["classes"], pictured)
             cell["prompt_hide"] = cell["prompt_show"].replace("Show", "Hide", 1)
 
 
-def fold_name(source: str, whole: bool) -> str:
+def fold_name(source: str, whole: bool, pictured: bool) -> str:
     """What opens a folded cell, with its outputs or without, says.
 
-    >>> fold_name("many = 2\\ndef mended(N): pass", True), fold_name("figure, axes = 1, 2", False)
+    >>> fold_name("many = 2\\ndef mended(N): pass", True, False), fold_name("figure, axes = 1, 2", False, False)
     ('Show code and outcome: mended', 'Show the code: figure')
-    >>> fold_name("figure", False), fold_name("figure", True), fold_name("import torch", False)
-    ('Show the code of what follows', 'Show code and outcome', 'Show the code: imports')
+    >>> fold_name("figure", False, False), fold_name("figure", True, False), fold_name("def bars(): 1", False, True)
+    ('Show the code of what follows', 'Show code and outcome', 'Show the code of the figure')
+    >>> fold_name("import accumviz as av", False, False), fold_name("import torch\\ndef f(): pass", False, False)
+    ('Show the imports', 'Show the imports and helpers')
     """
     names = (r"^(?:def|class) (\w+)", r"^(\w+)(?:, \w+)* = ")
     found = next(filter(None, (re.search(name, source, re.MULTILINE) for name in names)), None)
-    name = f": {found[1]}" if found else ": imports" if source.startswith(("import ", "from ")) else ""
     if whole:
-        return f"Show code and outcome{name}"
-    return f"Show the code{name}" if name else "Show the code of what follows"
+        return f"Show code and outcome: {found[1]}" if found else "Show code and outcome"
+    if pictured:
+        return "Show the code of the figure"
+    if source.startswith(("import ", "from ")):
+        return "Show the imports and helpers" if found else "Show the imports"
+    return f"Show the code: {found[1]}" if found else "Show the code of what follows"
 
 
 def keep_together(app: Sphinx, doctree: nodes.document, docname: str) -> None:
