@@ -57,9 +57,13 @@ def test_roots_of_every_kind() -> None:
         (w * 2).backward(gradient=torch.ones(2))
         torch.autograd.backward(torch.autograd.graph.get_gradient_edge((w * 2).sum()))
         torch.autograd.backward([torch.autograd.graph.get_gradient_edge(w * 2)], [torch.ones(2)])
+        (w * 2).sum().backward(torch.tensor(0.5))
+        torch.autograd.backward(((w * 2).sum(),), (None,))
     ledger = recording.ledger
-    assert ledger.values("w", "contribution").tolist() == [[5, 5], [5, 5], [2, 2], [2, 2], [2, 2]]
-    assert all(event.terms[0]["unknown"] for event in ledger)
+    assert ledger.values("w", "contribution").tolist() == [[5, 5], [5, 5], [2, 2], [2, 2], [2, 2], [1, 1], [2, 2]]
+    assert [len(event.terms) for event in ledger] == [1] * 7
+    unknown = "backward did not start from one number alone"
+    assert [event.terms[0]["unknown"] for event in ledger] == [unknown] * 6 + [""]
 
 
 @pytest.mark.parametrize("wrong", [3, "loss", None, [3]])

@@ -201,22 +201,6 @@ def test_a_sum_of_more_losses_than_are_read_says_that_there_are_more() -> None:
     assert "more than 64" in terms[-1]["unknown"]
 
 
-def test_several_roots_an_edge_scores_and_a_given_gradient_are_unknown() -> None:
-    batch = Batch()
-    loss = batch.scores.mean()
-    with av.record(batch.layer) as recording:
-        torch.autograd.backward((loss,), (None,), retain_graph=True)
-        torch.autograd.backward([loss, batch.scores.sum()], retain_graph=True)
-        batch.scores.backward(torch.ones_like(batch.scores), retain_graph=True)
-        (loss / 2).backward(torch.tensor(0.5), retain_graph=True)
-        torch.autograd.backward(torch.autograd.graph.get_gradient_edge(loss), torch.ones(()))
-    terms = [event.details["terms"] for event in recording.ledger.of("backward")]
-    assert [len(each) for each in terms] == [1] * 5
-    alone, *others = (each[0]["unknown"] for each in terms)
-    assert alone == ""
-    assert set(others) == {"backward did not start from one number alone"}
-
-
 def test_of_a_factor_that_is_a_product_each_constant_is_told() -> None:
     batch = Batch()
     both = recorded(
