@@ -11,6 +11,7 @@ import re
 import textwrap
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import matplotlib as mpl
@@ -162,8 +163,7 @@ def _broken(text: str, room: float) -> str:
 
 def _turn_names(axes: Axes) -> None:
     """Turn names below a panel that would meet."""
-    boxes = _boxes(axes.get_xticklabels())
-    boxes.sort(key=lambda box: box.x0)
+    boxes = _boxes(axes.get_xticklabels(), "x0")
     if any(right.x0 - left.x1 < _APART for left, right in pairwise(boxes)):
         axes.tick_params(axis="x", labelrotation=90)
 
@@ -183,8 +183,7 @@ def _heighten(chart: Figure) -> None:
     chart.draw_without_rendering()
     most = 1.0
     for axes in chart.axes:
-        boxes = _boxes(axes.get_yticklabels())
-        boxes.sort(key=lambda box: box.y0)
+        boxes = _boxes(axes.get_yticklabels(), "y0")
         for low, high in pairwise(boxes):
             apart = (high.y0 + high.y1 - low.y0 - low.y1) / 2
             apart = max(apart, 1.0)
@@ -195,8 +194,9 @@ def _heighten(chart: Figure) -> None:
     chart.set_size_inches(width, height + (most - 1) * inside)
 
 
-def _boxes(labels: list[Text]) -> list[Any]:
-    return [label.get_window_extent() for label in labels if label.get_text()]
+def _boxes(labels: list[Text], start: str) -> list[Any]:
+    boxes = [label.get_window_extent() for label in labels if label.get_text()]
+    return sorted(boxes, key=attrgetter(start))
 
 
 # --- drawings of other tools --------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy as np
 
 from accumviz import arguments
 from accumviz.checks.check import check
-from accumviz.ledger.events import Event
+from accumviz.ledger.events import Event, numbered
 from accumviz.ledger.ledger import PRESENT, Ledger, recorded
 from accumviz.show import Displayed, counted, encoded, literal, table
 from accumviz.views import style, weights, words
@@ -132,16 +132,9 @@ class Explorer(Displayed):
     @cached_property
     def content(self) -> dict[str, Any]:
         """What the page is told: each different run once, and what runs have in common once."""
-        places = {}
-        different: list[dict[str, Any]] = []
-        grid = []
-        for run in self.runs:
-            page = run.content(self._scale)
-            key = json.dumps(page, sort_keys=True)
-            if key not in places:
-                places[key] = len(different)
-                different.append(page)
-            grid.append(places[key])
+        pages = [json.dumps(run.content(self._scale)) for run in self.runs]
+        texts, grid = numbered(pages)
+        different = [json.loads(text) for text in texts]
         shown = [page for page in different if "data" in page]
         rows, parts = shared([page["data"] for page in shown])
         for page, row in zip(shown, rows, strict=True):
@@ -356,14 +349,14 @@ def _widget(content: str) -> Any:
 
 def positions(argument: str, choice: Mapping[str, Any], choices: Choices) -> list[int]:
     """Return where the chosen values are in their lists; 0 for a choice that is not named."""
-    unknown = [name for name in choice if name not in choices]
-    if unknown:
-        raise ValueError(
-            f"{argument} names {unknown[0]!r}; the choices are {', '.join(choices)}"
-        )
+    for name in choice:
+        if name not in choices:
+            raise ValueError(
+                f"{argument} names {name!r}; the choices are {', '.join(choices)}"
+            )
     places = []
     for name, values in choices.items():
-        labels = [label(value) for value in values]
+        labels = list(map(label, values))
         chosen = label(choice[name]) if name in choice else labels[0]
         if chosen not in labels:
             raise ValueError(
@@ -527,12 +520,8 @@ class CommonScale:
 
     def apply(self, page: Page) -> Page:
         """Return what a player is told of a run, drawn to this scale."""
-        rows = []
-        is_torn = False
-        for row in page["p"]:
-            scale = self.rows[row["n"]]
-            is_torn = is_torn or _is_beyond(row["r"], scale)
-            rows.append(row | {"r": list(scale)})
+        rows = [row | {"r": list(self.rows[row["n"]])} for row in page["p"]]
+        is_torn = any(_is_beyond(row["r"], self.rows[row["n"]]) for row in page["p"])
         lane = self.tall // page["count"]
         scaled = page | self.layout | {"p": rows, "lane": lane}
         if is_torn:

@@ -129,11 +129,11 @@ class Streams(Picture):
                 run = self.runs[w, x]
                 rows.append(plain([run[name] for name in names]))
         at = []
-        for values, first in zip(self.axes.values(), self.start, strict=True):
-            at.append(values.index(first))
         axes = []
-        for (name, values), title in zip(self.axes.items(), ("w", "x₁"), strict=True):
+        shown = zip(self.axes.items(), ("w", "x₁"), self.start, strict=True)
+        for (name, values), title, first in shown:
             axes.append([name, title, len(values)])
+            at.append(values.index(first))
         return {"names": names, "axes": axes, "start": at, "rows": rows}
 
     @property

@@ -258,7 +258,10 @@ def _events(
     return columns
 
 
-def _saved(ledger: Ledger, chosen: np.ndarray) -> dict[str, list[Any]]:
+def _saved(
+    ledger: Ledger,
+    chosen: np.ndarray,
+) -> dict[str, list[Any]]:
     """Return the places of the events that kept their graph, and the bytes saved before and after (None: unknown)."""
     kept = ledger.events.detail("retain_graph", default=False)
     made = ledger.events.detail("create_graph", default=False)
@@ -290,7 +293,10 @@ def _keys(
     return keys
 
 
-def _byte_keys(ledger: Ledger, chosen: np.ndarray) -> list[layout.Entry]:
+def _byte_keys(
+    ledger: Ledger,
+    chosen: np.ndarray,
+) -> list[layout.Entry]:
     """Return the entries of the legend for the bytes of saved tensors, where they were measured."""
     columns = ledger.events.take(chosen)
     before = columns.column("saved_before")[columns.where("kind", "backward")]
@@ -359,7 +365,12 @@ def _shares(
     return {"shares": pane}
 
 
-def _whose(bar: shares.ShareBar, rank: int | None, *, several: bool) -> str:
+def _whose(
+    bar: shares.ShareBar,
+    rank: int | None,
+    *,
+    several: bool,
+) -> str:
     """Return whose shares a bar shows, where there are several ranks or objectives."""
     whose = [] if rank is None else [f"rank {rank}"]
     if several:
@@ -367,7 +378,10 @@ def _whose(bar: shares.ShareBar, rank: int | None, *, several: bool) -> str:
     return " · ".join(whose)
 
 
-def _segment(part: shares.Segment, places: dict[int, int]) -> list[Any]:
+def _segment(
+    part: shares.Segment,
+    places: dict[int, int],
+) -> list[Any]:
     place = places.get(part.backward, -1)
     # Of a width of pixels four digits are seen.
     start, length = plain([part.start, part.length], 4)
@@ -415,7 +429,10 @@ def _rows(
     return rows, added, grads
 
 
-def _group_norms(cells: np.ndarray, groups: Sequence[words.Group]) -> list[np.ndarray]:
+def _group_norms(
+    cells: np.ndarray,
+    groups: Sequence[words.Group],
+) -> list[np.ndarray]:
     """Return the norms of tensors put together, of those that there are."""
     norms = []
     for group in groups:
@@ -508,7 +525,10 @@ def _heat(
     return {"heat": heat}
 
 
-def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:
+def _exact(
+    ledger: Ledger,
+    chosen: np.ndarray,
+) -> dict[str, Any]:
     """Return all elements of the small parameters, if they are few: [contributions, grads]."""
     every = range(len(ledger.parameters))
     small = [p for p in every if words.is_vector(ledger, p)]
@@ -526,7 +546,10 @@ def _exact(ledger: Ledger, chosen: np.ndarray) -> dict[str, Any]:
     return kept
 
 
-def _elements(values: np.ndarray, present: np.ndarray) -> list[Any]:
+def _elements(
+    values: np.ndarray,
+    present: np.ndarray,
+) -> list[Any]:
     """Return the elements after each event, None where there are none."""
     rows = zip(values, present, strict=True)
     return [plain(row) if is_present else None for row, is_present in rows]
@@ -535,7 +558,10 @@ def _elements(values: np.ndarray, present: np.ndarray) -> list[Any]:
 # --- code -----------------------------------------------------------------------------------------
 
 
-def listing(ledger: Ledger, events: Sequence[Event]) -> tuple[list[Shown], list[int]]:
+def listing(
+    ledger: Ledger,
+    events: Sequence[Event],
+) -> tuple[list[Shown], list[int]]:
     """Return per file with events its name and lines, and each event's line: its place in all of them (-1: none).
 
     A line is its number and its parts, plain text and [kind, text] by turns; number 0 stands for

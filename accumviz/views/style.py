@@ -42,7 +42,7 @@ def kind(name: str) -> tuple[str, tuple[int, ...]]:
 
 def rules(events: Iterable[Event]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return how the line of each kind of event among these is drawn; a backward has none."""
-    kinds = dict.fromkeys(str(event.kind) for event in events)
+    kinds = dict.fromkeys(event.kind for event in events)
     kinds.pop("backward", None)
     return {name: kind(name) for name in kinds}
 

@@ -173,9 +173,10 @@ def field(
     far it is worth looking. Raises `TypeError` for a loss that returns no number.
     """
     paths = [path(ledger) for ledger in ledgers]
-    name = paths[0].name if paths else ""
-    if not name or any(one.name != name for one in paths):
+    names = {one.name for one in paths}
+    if len(names) != 1 or "" in names:
         return None
+    (name,) = names
     reached = _range(paths, [path(ledger) for ledger in right])
     runs = len(paths)
     if loss is None:

@@ -61,6 +61,7 @@ def test_all_windows_share_one_axis_and_an_all_reduce_ends_after_it_began(pictur
     marks = {mark.name: mark for mark in picture.marks((1, False))}
     sent = marks["reduce 0 0 0"]
     assert (sent.left, sent.width) == (pytest.approx(100 * 2 / 14), pytest.approx(100 * 3 / 14))
+    assert (sent.top, sent.height) == (0, 50), "a row for each of two buckets"
     assert marks["gradient 0 0 0"].left == pytest.approx(sent.left), "layer 0 is computed meanwhile"
     assert marks["other"].left == pytest.approx(100 * 11 / 14), "where the window with no_sync ends"
 
