@@ -268,10 +268,6 @@ def test_an_unknown_share_is_hatched_and_its_reason_is_read(show: Any) -> None:
     assert pane(watched).locator("[role=option] .av-total").inner_text() == "?"
 
 
-def test_a_ledger_without_terms_has_no_pane(show: Any) -> None:
-    assert pane(show(play(toy()))).count() == 0
-
-
 def test_the_right_run_is_an_outline_in_the_bars_of_another_to_one_scale(show: Any) -> None:
     watched = show(explore({"right": RIGHT, "not divided": UNDIVIDED}, start={"run": "not divided"}))
     line = pane(watched).locator("[role=option]").first
