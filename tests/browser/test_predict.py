@@ -527,6 +527,7 @@ def test_without_scripts_question_choices_and_answers_are_a_page(watch: Any, tmp
     assert page.get_by_text("Recorded: −20").is_visible()
     assert page.get_by_text("−16 − 4.").is_visible()
     assert page.locator("summary").all_inner_texts()[:2] == ["Hint", "Show me"]
+    assert not page.get_by_text("What was there before?").is_visible()
     assert page.get_by_role("cell", name="That is the first contribution alone: backward adds.").is_visible()
 
 
