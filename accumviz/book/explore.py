@@ -466,7 +466,7 @@ def gradients(ledger: Ledger) -> Page:
     {'of': ['w', 1], 'exact': True, 'end': False, 'steps': 1, 'rows': [[-20.0]]}
     """
     parameters = ledger.parameters
-    names: list[Any] = []
+    names = []
     for parameter in parameters:
         names += [literal(parameter.name), parameter.numel]
     numbers = sum(parameter.numel for parameter in parameters)
@@ -571,7 +571,7 @@ def _layout(pages: Sequence[Page]) -> Page:
     """Return what keeps all that is below a timeline in its place: it is as tall as the tallest."""
     layout: Page = {}
     lengths = {len(page["e"]["k"]) for page in pages}
-    saved: list[float] = []
+    saved = []
     for page in pages:
         saved += [size or 0 for size in page["e"].get("b", [])]
     if len(lengths) > 1:

@@ -283,7 +283,7 @@ class Graph(Displayed):
 
     def _fold(self, group_of: Callable[[Node], str]) -> Graph:
         """Fold the nodes of each module that `group_of` names into one; others stay single."""
-        groups: dict[str | int, list[Node]] = defaultdict(list)
+        groups = defaultdict(list)
         for node in self.nodes:
             groups[group_of(node) or node.id].append(node)
         place = {}

@@ -98,7 +98,7 @@ def ledger_data(
         digits = 6 if is_small else 3
         norms = {"c": plain(added, digits), "g": plain(grads, digits)}
     has_none = not (ledger.state & PRESENT).all()
-    data: dict[str, Any] = {
+    data = {
         "note": note,
         "before": words.before(),
         "kinds": [[kind, *style.kind(kind)] for kind in kinds],
@@ -248,7 +248,7 @@ def _events(
 ) -> dict[str, Any]:
     """Return what is said of the events as columns."""
     places = {label: place for place, label in enumerate(labels)}
-    columns: dict[str, list[Any]] = {
+    columns = {
         "h": list(map(words.head, events)),
         "l": [places.get(literal(event.label), -1) for event in events],
     }

@@ -239,7 +239,7 @@ def _data(
 ) -> Data:
     """Return what a page is told of one graph: its layout, the numbers on its cards, the order of its nodes."""
     values = [[text for _, text in card.numbers] for card in form.cards]
-    data: Data = {
+    data = {
         "l": layout,
         "v": values,
         "order": order(form.graph),

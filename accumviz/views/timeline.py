@@ -137,19 +137,14 @@ def _parameters(
         return list(range(len(ledger.parameters)))
     if isinstance(wanted, str) or not isinstance(wanted, Iterable):
         wanted = [wanted]
-    chosen = []
+    chosen: list[int] = []
+    names = [parameter.name for parameter in ledger.parameters]
     for one in wanted:
-        matches = _matching(ledger, one) if isinstance(one, str) else []
-        chosen += matches or [ledger.index(one)]
+        matches: Sequence[str | int] = []
+        if isinstance(one, str):
+            matches = fnmatch.filter(names, one)
+        chosen += map(ledger.index, matches or [one])
     return list(dict.fromkeys(chosen))
-
-
-def _matching(ledger: Ledger, pattern: str) -> list[int]:
-    matches = []
-    for p, parameter in enumerate(ledger.parameters):
-        if fnmatch.fnmatch(parameter.name, pattern):
-            matches.append(p)
-    return matches
 
 
 def _events(ledger: Ledger, wanted: slice | Iterable[int] | None) -> list[int]:
