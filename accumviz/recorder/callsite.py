@@ -273,26 +273,13 @@ def readable(path: str) -> str:
     if "IPython" in sys.modules:
         from IPython.core.getipython import get_ipython
 
-        shell = get_ipython()
-        if hasattr(shell, "compile") and (name := _cell(shell, path)):
-            return name
+        compiler = getattr(get_ipython(), "compile", None)
+        if hasattr(compiler, "format_code_name"):
+            kind, name = compiler.format_code_name(path) or ("", "")
+            if kind:
+                return str(name) if kind == "Cell" else path
     relative = os.path.relpath(path) if os.path.isabs(path) else path
     return os.path.basename(path) if relative.startswith("..") else relative
-
-
-def _cell(shell: Any, path: str) -> str:
-    """Return what IPython calls a piece of code of its own; IPython 7 remembers only the text of its cells."""
-    if hasattr(shell.compile, "format_code_name"):
-        kind, name = shell.compile.format_code_name(path) or ("", "")
-        if kind == "Cell":
-            return str(name)
-        return path if kind else ""
-    text = "".join(linecache.getlines(path)).rstrip()
-    cells = shell.user_ns.get("In", [])
-    for n in reversed(range(1, len(cells))):
-        if cells[n].rstrip() == text:
-            return f"In[{n}]"
-    return ""
 
 
 # --- variables ---------------------------------------------------------------------------------
