@@ -470,25 +470,23 @@ def _finish(
 ) -> int:
     """Say on stderr what was recorded, and what is wrong with it; return the exit code for a script that ended well."""
     is_judged = options.check or options.fail_on is not None
-    codes = set()
     if is_judged and not (recordings or files):
         notes = notes or ["nothing was recorded: this process did not import torch"]
-    if notes:
-        codes.add(_unjudged(notes[0], options))
-    if any(codes):
-        notes = notes[1:]
+    unjudged = _unjudged(notes[0] if notes else "", options)
+    codes = {unjudged}
     for recording in recordings:
         _warn(_closing_line(recording))
         if is_judged:
             codes.add(_judge(recording, options))
     codes |= _judge_children(files, options, is_judged)
-    for note in notes:
+    # The first one is said with the code.
+    for note in notes[bool(unjudged) :]:
         _warn(note)
     if not is_judged:
         _say_misplaced(_command(options))
     else:
         _say_next([recording.file for recording in recordings])
-    return _FAILED if _FAILED in codes else max(codes, default=0)
+    return _FAILED if _FAILED in codes else max(codes)
 
 
 def _judge_children(files: list[Path], options: Any, is_judged: bool) -> set[int]:

@@ -579,17 +579,6 @@ class Columns:
                 self.settle(wait=True)
             self.pending.clear()
 
-    def is_on_disk(self) -> bool:
-        """Return whether all that was recorded can be read back from the file, once it is closed."""
-        if self.lost:
-            return False
-        try:
-            if self._writer is not None:
-                self._writer.read()
-        except LedgerFileError:
-            return False
-        return True
-
     # --- what comes out ------------------------------------------------------------------------
 
     def graphs(self) -> dict[int, Graph]:

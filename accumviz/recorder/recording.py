@@ -325,8 +325,8 @@ class Recording:
         return self._gradients.tensors
 
     def is_on_disk(self) -> bool:
-        """Whether the file of a closed recording holds all that was recorded."""
-        return self._rows.is_on_disk()
+        """Whether the disk took all that was recorded."""
+        return not self._rows.lost
 
     def write_out(self) -> None:
         """Write what is whole to the file, if there is one: this process is about to be ended."""
