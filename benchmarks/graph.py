@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from accumviz.graph.trace import trace
-from accumviz.recorder.memory import saved_storages
+from accumviz.recorder.memory import nodes_below, saved_storages
 from accumviz.views.graph import graph_html, graphviz
 
 
@@ -70,7 +70,7 @@ def _saved() -> list[dict[str, Any]]:
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128), 12, enable_nested_tensor=False)
     loss = model(torch.randn(8, 2, 64)).mean()
     nodes = len(trace(loss))
-    seconds = _best(lambda: saved_storages([loss.grad_fn]), 20)
+    seconds = _best(lambda: saved_storages(nodes_below([loss.grad_fn])), 20)
     return [_row(f"saved_bytes over {nodes} nodes", 1e6 * seconds / nodes, "µs per node")]
 
 

@@ -273,7 +273,7 @@ def readable(path: str) -> str:
     if "IPython" in sys.modules:
         from IPython.core.getipython import get_ipython
 
-        compiler = getattr(get_ipython(), "compile", None)
+        compiler: Any = getattr(get_ipython(), "compile", None)
         if hasattr(compiler, "format_code_name"):
             kind, name = compiler.format_code_name(path) or ("", "")
             if kind:

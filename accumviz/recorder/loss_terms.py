@@ -7,7 +7,7 @@ what the graph's nodes saved, without unpacking it: no node runs, no user code d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from torch.autograd.function import BackwardCFunction
 
 from accumviz.recorder import patches
 from accumviz.recorder.columns import Backward, Details
-from accumviz.recorder.memory import ACCUMULATE_GRAD, DEEP, UNREAD, held
+from accumviz.recorder.memory import ACCUMULATE_GRAD, UNREAD, held, nodes_below
 from accumviz.recorder.transfer import PLAIN, local, plainly, readable
 
 # A sum of more losses than this, or one of more operations, is not taken apart further.
@@ -66,8 +66,6 @@ _MASKED = {
 _PENALTIES = _SAME | _variants("Pow", "Abs", "Mul")
 # So many backwards are searched for old copies of weights: the walk through a graph takes time.
 _SEARCHES = 8
-# The dimension -1, as nodes keep it.
-_LAST = (1 << 64) - 1
 # What lies between a cross entropy and the products that it compares.
 _TURNED = _variants("T", "Transpose", "Permute")
 _SCALINGS = {"LogSoftmaxBackward0", *_TURNED, *_POWERS, *_SAME}
@@ -102,9 +100,36 @@ class _Constant(NamedTuple):
     power: int = 1
     inside: bool = False
 
+    @property
+    def number(self) -> float:
+        """What it multiplies by; NaN where that is on a device."""
+        if isinstance(self.value, Tensor):
+            return math.nan
+        return _raised(self.value, self.power)
+
 
 _Factor = tuple[_Constant, ...]
 _Below = list[tuple[Any, _Factor]]
+
+
+def _constants(factor: _Factor) -> Details:
+    """Return what a factor is made of: None where it is on a device, or not finite.
+
+    `divisor` is what it is divided by as far as that is known at once, `own` what stands inside the mean, and
+    `constants` are all of them where there are several.
+    """
+    made_of: Details = {}
+    several = [one.number for one in factor if abs(one.number) != 1]
+    own = math.prod(one.number for one in factor if one.inside)
+    here = [one for one in factor if not isinstance(one.value, Tensor)]
+    divisor = math.prod(one.value for one in here if one.power < 0)
+    if divisor != 1 and math.isfinite(divisor):
+        made_of["divisor"] = divisor
+    if abs(own) != 1:
+        made_of["own"] = _if_finite(own)
+    if len(several) > 1:
+        made_of["constants"] = several if math.isfinite(sum(several)) else None
+    return made_of
 
 
 class _UnreadableError(Exception):
@@ -247,36 +272,17 @@ class _Terms:
         return term
 
     def _multiply(self, term: Details, factor: _Factor) -> None:
-        """Write into a term its factor, and what that is made of: None where it is on a device, or not finite.
-
-        `divisor` is what it is divided by as far as that is known at once, `own` what stands inside the mean, and
-        `constants` are all of them where there are several.
-        """
-        divisor = own = 1.0
-        constants = []
-        for constant in factor:
-            if constant.value is None:
-                term["factor"] = None
-                term["unknown"] = term["unknown"] or _NOT_READ
-                return
-        for value, power, is_inside in factor:
-            multiplied = math.nan
+        """Write into a term its factor, and what that is made of."""
+        if any(constant.value is None for constant in factor):
+            term["factor"] = None
+            term["unknown"] = term["unknown"] or _NOT_READ
+            return
+        for value, power, _ in factor:
             if isinstance(value, Tensor):
                 self._row.take(value, partial(_put_factor, term, power))
             else:
-                multiplied = _raised(value, power)
-                term["factor"] *= multiplied
-                divisor *= value if power < 0 else 1
-            own *= multiplied if is_inside else 1
-            if abs(multiplied) != 1:
-                constants.append(multiplied)
-        if divisor != 1 and math.isfinite(divisor):
-            term["divisor"] = divisor
-        if abs(own) != 1:
-            term["own"] = _if_finite(own)
-        if len(constants) > 1:
-            are_finite = all(map(math.isfinite, constants))
-            term["constants"] = constants if are_finite else None
+                _put_factor(term, power, value)
+        term |= _constants(factor)
 
     def _visit(
         self,
@@ -520,8 +526,6 @@ class _Reduced:
         self.factor: _Factor = ()
         self._kind = kind
         self._masks: list[Tensor] = []
-        # The sums that were masked, as of the classes of a row.
-        self._masked: Any = None
         self._descend()
 
     def _descend(self) -> None:
@@ -551,8 +555,6 @@ class _Reduced:
         sizes = list(map(int, node._saved_self_sym_sizes))
         if kind == self._kind:
             self.count = math.prod(sizes)
-            if self._masks:
-                self._masked = node
             return True
         left = node._input_metadata[0].shape
         # The other way over each sample makes that sample's loss; over the batch, it makes losses of it.
@@ -567,7 +569,7 @@ class _Reduced:
             self.factor += (_Constant(_number(constant), _POWERS[name], inside),)
             return True
         if name == "MulBackward0":
-            self._mask(constant)
+            self._masks.append(constant)
             return True
         return False
 
@@ -578,14 +580,8 @@ class _Reduced:
         if node.next_functions[0][0] is None or not readable(mask):
             return False
         with torch.no_grad():
-            self._mask(mask if name == "WhereBackward0" else ~mask)
+            self._masks.append(mask if name == "WhereBackward0" else ~mask)
         return True
-
-    def _mask(self, mask: Tensor) -> None:
-        if self._masked is not None:
-            mask = _of_rows(self._masks, self._masked, mask)
-            self._masks.clear()
-        self._masks.append(mask)
 
     def parts(self) -> list[Any]:
         """Return the losses that were stacked or joined for this reduction; none where there are no such."""
@@ -605,7 +601,7 @@ class _Reduced:
     def elements(self) -> Any:
         """Return how many elements a sum has: those that its masks let through, by what they weigh."""
         if type(self.node).__name__ in _CROSS_ENTROPIES:
-            self._mask(_counted_targets(self.node))
+            self._masks.append(_counted_targets(self.node))
         if not self._masks:
             return self.count
         size = self._masks[0].numel()
@@ -619,17 +615,6 @@ class _Reduced:
         for mask in self._masks:
             if not readable(mask) or mask.dtype.is_complex or mask.numel() != size:
                 raise _UnreadableError(_NESTED)
-
-
-def _of_rows(masks: list[Tensor], sums: Any, mask: Tensor) -> Tensor:
-    """Return a mask of elements times the one of their sums over the last dimension, as of a row's classes."""
-    rows = masks[0]
-    of_last = getattr(sums, "_saved_dim", ()) in ((mask.dim() - 1,), (_LAST,))
-    known = of_last and len(masks) == 1 and readable(rows, mask)
-    if not known or rows.shape != mask.shape[:-1]:
-        raise _UnreadableError(_NESTED)
-    with torch.no_grad():
-        return rows.unsqueeze(-1) * mask
 
 
 def _sum_of_product(masks: list[Tensor]) -> Tensor:
@@ -670,19 +655,14 @@ def describe_root(
     for option in ("retain_graph", "create_graph"):
         if call.get(option):
             row.details[option] = True
-    given = call.get("grad_tensors")
-    if isinstance(given, list | tuple):
-        given = next((each for each in given if each is not None), None)
     roots = call.get("tensors", ())
     # An edge of the graph is a tuple that has a node.
     if not isinstance(roots, list | tuple) or hasattr(roots, "node"):
         roots = [roots]
     with torch._C.DisableTorchFunction():  # a subclass would be asked each question
-        for node in map(_node_of, roots):
-            if node is not None:
-                row.nodes = (*row.nodes, node)
+        row.nodes = tuple(filter(None, map(_node_of, roots)))
         if len(roots) == 1:
-            _describe_root(row, roots[0], given)
+            _describe_root(row, roots[0], call.get("grad_tensors"))
         else:
             _Terms(row).add("", unknown=_START)
 
@@ -721,22 +701,10 @@ def _is_one(given: Any) -> bool:
 # --- weights: those that no recording has, and old copies ------------------------------------------
 
 
-def _edges(roots: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield each node below these, with one that is above it; of a deep graph, some."""
-    visited = set(roots)
-    waiting = list(roots)
-    while waiting and len(visited) < DEEP:
-        node = waiting.pop()
-        for below, _ in node.next_functions:
-            if below is not None and below not in visited:
-                visited.add(below)
-                waiting.append(below)
-                yield node, below
-
-
 def parameters_below(roots: Sequence[Any]) -> list[Any]:
     """Return the parameters that a backward from these nodes reaches."""
-    leaves = [n.variable for _, n in _edges(roots) if type(n) is ACCUMULATE_GRAD]
+    nodes = nodes_below(roots)
+    leaves = [node.variable for node in nodes if type(node) is ACCUMULATE_GRAD]
     # A leaf may also be an input of which the gradient is wanted.
     return [leaf for leaf in leaves if type(leaf) is torch.nn.Parameter]
 
@@ -761,11 +729,12 @@ class CastCache:
         if not self._moved or self._searches >= _SEARCHES:
             return None
         self._searches += 1
-        for node, below in _edges(roots):
-            weight = self._copied(below)
-            moved = self._moved.get(id(weight), 0)
-            if below._sequence_nr() < moved <= node._sequence_nr():
-                return weight
+        for node in nodes_below(roots):
+            for below, _ in node.next_functions:
+                weight = self._copied(below)
+                moved = self._moved.get(id(weight), 0)
+                if moved and below._sequence_nr() < moved <= node._sequence_nr():
+                    return weight
         return None
 
     @staticmethod

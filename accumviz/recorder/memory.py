@@ -133,33 +133,39 @@ def is_parameter(tensor: Tensor) -> bool:
     return type(base) is torch.nn.Parameter or (base.is_leaf and base.requires_grad)
 
 
-def saved_storages(roots: Iterable[Any]) -> dict[int, int] | None:
-    """Map each storage that the graph below these grad_fns keeps alive to its bytes; None of a deep graph.
+def nodes_below(roots: Iterable[Any]) -> list[Any]:
+    """Return the nodes of the graph below these, and them; nothing of a deep one."""
+    order = [root for root in dict.fromkeys(roots) if root is not None]
+    seen = set(order)
+    for node in order:
+        if len(order) > DEEP:
+            return []
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                order.append(below)
+    return order
+
+
+def saved_storages(nodes: Iterable[Any]) -> dict[int, int]:
+    """Map each storage that these nodes of a graph keep alive to its bytes.
 
     Parameters (leaves that require grad, and frozen `nn.Parameter`s) count as 0. Tensors without
     one storage, such as sparse ones, are left out.
 
     >>> x = torch.ones(1000, requires_grad=True)
-    >>> [*saved_storages([x.exp().sum().grad_fn]).values()]
+    >>> [*saved_storages(nodes_below([x.exp().sum().grad_fn])).values()]
     [4000]
     """
-    order = [root for root in dict.fromkeys(roots) if root is not None]
-    seen = set(order)
     storages: dict[int, int] = {}
     leaves: list[Tensor] = []
-    for node in order:
-        if len(order) > DEEP:
-            return None
+    for node in nodes:
         if type(node) is ACCUMULATE_GRAD:
             leaves.append(node.variable)
             continue
         for one in _alive(node):
             key, size = storage(one)
             storages.setdefault(key, 0 if is_parameter(one) else size)
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                order.append(following)
     # A hook that packs a detached tensor hides that it was a parameter.
     for leaf in leaves:
         key, _ = storage(leaf)
@@ -214,9 +220,10 @@ class Held:
         allowed = _FREE + _SHARE * (began - self._start)
         if self._wanted is None and self._spent > allowed:
             return
-        row.storages = saved_storages(row.nodes)
-        if row.storages is None:
+        nodes = nodes_below(row.nodes)
+        if not nodes:
             return
+        row.storages = saved_storages(nodes)
         self._retained = [pair for pair in self._retained if pair[0]() is not None]
         self._spent += time.perf_counter() - began
         row.before = self._total(row.storages)

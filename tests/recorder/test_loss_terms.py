@@ -123,10 +123,6 @@ FORMS: dict[str, tuple[Callable[[Batch], torch.Tensor], Expected | Callable[[Bat
         [("mean", ROWS, 1 / K)],
     ),
     "per sample, then averaged": (lambda b: (b.scores**2).sum(1).mean() / K, [("mean", ROWS, 1 / K)]),
-    "probabilities of masked rows": (
-        lambda b: -((b.probabilities * F.log_softmax(b.scores, 1)).sum(-1) * b.mask).sum() / VALID,
-        [("sum", VALID, -1 / VALID)],
-    ),
     "KL, batchmean": (
         lambda b: F.kl_div(F.log_softmax(b.scores, 1), b.probabilities, reduction="batchmean"),
         [("sum", ROWS, 1 / ROWS)],
@@ -175,6 +171,10 @@ UNKNOWN: dict[str, tuple[Callable[[Batch], Any], str]] = {
     "weights of rows and of columns": (lambda b: (b.scores[:CLASSES] * b.weight[:, None] * b.weight).sum(), "nested"),
     "weights of columns, then of their sums": (
         lambda b: ((b.scores[:CLASSES] * b.weight).sum(1) * b.weight).sum(),
+        "nested",
+    ),
+    "probabilities of masked rows": (
+        lambda b: -((b.probabilities * F.log_softmax(b.scores, 1)).sum(-1) * b.mask).sum() / VALID,
         "nested",
     ),
     "a parameter": (lambda b: b.layer.bias, "a parameter itself"),

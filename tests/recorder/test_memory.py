@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from accumviz.graph.trace import trace
-from accumviz.recorder.memory import saved_storages, saved_tensors
+from accumviz.recorder.memory import nodes_below, saved_storages, saved_tensors
 
 
 def packed(make: Any, parameters: list[torch.Tensor]) -> int:
@@ -30,7 +30,7 @@ def packed(make: Any, parameters: list[torch.Tensor]) -> int:
 
 
 def saved_bytes(roots: list[Any]) -> int:
-    return sum(saved_storages(roots).values())
+    return sum(saved_storages(nodes_below(roots)).values())
 
 
 MODELS = {
