@@ -116,3 +116,12 @@ def explained(missing: ModuleNotFoundError, what: str) -> ImportError:
         return missing
     install = f"pip install 'accumviz[{_EXTRAS[package]}]'"
     return ImportError(f"{what} needs {package}: {install}")
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception's kind and text, even where making the text raises."""
+    try:
+        text = str(error)
+    except BaseException:
+        text = "(its text cannot be had)"
+    return f"{type(error).__name__}: {text}"[:500]

@@ -315,9 +315,9 @@ def watch_collectives() -> bool:
         _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
         patches.undoing.append(_unwatch)
         for name, (op, whole) in _OPERATORS.items():
-            packet: Any = getattr(torch.ops.c10d, name, None)
-            for key in _KEYS if packet is not None else ():
-                kernel = _kernel(packet.default, _noting(op, whole))
+            operator = getattr(torch.ops.c10d, name).default
+            for key in _KEYS:
+                kernel = _kernel(operator, _noting(op, whole))
                 _library.impl(name, kernel, key, with_keyset=True)
     return True
 

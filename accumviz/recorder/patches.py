@@ -32,6 +32,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
+from accumviz.arguments import describe
 from accumviz.recorder.transfer import unseen
 
 Iterating = dataloader._BaseDataLoaderIter
@@ -64,9 +65,7 @@ reading = threading.RLock()
 _cuda: Any = torch.cuda
 _task = torch._C._current_graph_task_id
 # The hooks of all optimizers.
-_before_all_steps: dict[int, Any] = getattr(
-    optimizers, "_global_optimizer_pre_hooks", {}
-)
+_before_all_steps: dict[int, Any] = optimizers._global_optimizer_pre_hooks
 
 
 Args = tuple[Any, ...]
@@ -163,15 +162,6 @@ def stop_failed(recordings: tuple[Any, ...]) -> None:
     failures.clear()
 
 
-def describe(error: BaseException) -> str:
-    """Return an exception's kind and text, even where making the text raises."""
-    try:
-        text = str(error)
-    except BaseException:
-        text = "(its text cannot be had)"
-    return f"{type(error).__name__}: {text}"[:500]
-
-
 def capturing() -> bool:
     """Return whether what is done now goes into a CUDA graph instead of being done."""
     return bool(
@@ -193,7 +183,7 @@ def _close_all() -> None:
     """Close what was never closed with the process, so that its file is whole."""
     # In an interactive session, what was raised last ended a line, and not the session.
     interactive = hasattr(sys, "ps1") or "IPython" in sys.modules
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    error = getattr(sys, "last_value", None)
     ended = "exit" if error is None or interactive else describe(error)
     notify(listening, "stop", ended)
 
@@ -305,9 +295,9 @@ def _wrap(owner: Any, name: str, around: Around) -> None:
 
 def _wrap_decorated(decorated: Any, around: Around) -> None:
     """Wrap a function inside its `no_grad` decorator, where those who imported it by name call it, too."""
-    original = getattr(decorated, "__wrapped__", None)
-    for cell in getattr(decorated, "__closure__", None) or ():
-        if original is not None and cell.cell_contents is original:
+    original = decorated.__wrapped__
+    for cell in decorated.__closure__:
+        if cell.cell_contents is original:
             cell.cell_contents = wrapper(original, around)
             undoing.append(functools.partial(setattr, cell, "cell_contents", original))
 
@@ -319,8 +309,6 @@ def _install() -> None:
     _leave_to_python()
     nn, optim, amp = torch.nn, torch.optim, torch.amp
     replica = nn.parallel.DistributedDataParallel
-    # A hook of the module's own would be copied and pickled with it; its `forward` may have been bound before.
-    forward = "_pre_forward" if hasattr(replica, "_pre_forward") else "forward"
     table: list[tuple[Any, str, Around]] = [
         (torch.autograd, "backward", _backward),
         # `backward` and `grad` under any name they were imported by
@@ -336,17 +324,17 @@ def _install() -> None:
         (torch, "compile", _compiling),
         (Tensor, "register_hook", _hooking),
         (torch.cuda.CUDAGraph, "replay", _then("replayed")),
-        (replica, forward, _then("forwards")),
+        # A hook of the module's own would be copied and pickled with it; its `forward` may have been bound before.
+        (replica, "_pre_forward", _then("forwards")),
     ]
     for owner, name, around in table:
         _wrap(owner, name, around)
     # `clip_grad_norm_` ends in a function of its own that changes the grads.
     for name in ("_clip_grads_with_norm_", "clip_grad_value_"):
-        function = getattr(clip_grad, name, None)
-        _wrap_decorated(
-            function, _changing("clip", functools.partial(_read_clip, name))
-        )
-    _wrap_decorated(getattr(torch.distributed, "all_reduce", None), _reducing)
+        read = functools.partial(_read_clip, name)
+        _wrap_decorated(getattr(clip_grad, name), _changing("clip", read))
+    if torch.distributed.is_available():
+        _wrap_decorated(torch.distributed.all_reduce, _reducing)
     for scheduler in dict.fromkeys(_schedulers(LRScheduler)):
         _wrap(scheduler, "step", _scheduling)
     undoing.append(register_optimizer_step_pre_hook(guarded(_step_begins)).remove)
@@ -635,7 +623,6 @@ def _leave_to_python() -> None:
     if "torch._dynamo" in sys.modules:
         from torch._dynamo import trace_rules
 
-        add = getattr(trace_rules, "add", None)
-        if add is not None and __package__ not in _left:
+        if __package__ not in _left:
             _left.add(__package__)
-            add(__package__)
+            trace_rules.add(__package__)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from accumviz import __version__, arguments
+from accumviz.arguments import describe
 from accumviz.graph.graph import Graph
 from accumviz.graph.recorded import Graphs
 from accumviz.ledger.events import Parameter
@@ -258,7 +259,7 @@ class Recording:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.stop("closed" if error is None else patches.describe(error))
+        self.stop("closed" if error is None else describe(error))
 
     @patches.guarded
     def _open(self) -> None:
@@ -312,8 +313,6 @@ class Recording:
         if running is None:
             return
         self._gradients.finish(running)
-        if not running.reached:
-            self._rows.pending.remove(running)
         running.details["error"] = _CLOSED_INSIDE
         running.done = True
         for sync in running.syncs:
@@ -375,7 +374,7 @@ class Recording:
             return
         self.failure, self._closed = type(error).__name__, True
         with contextlib.suppress(Exception):
-            self.failure = patches.describe(error)
+            self.failure = describe(error)
         close = functools.partial(self._rows.close, stopped=self.failure)
         let_go, give_up = self._let_go, self._rows.give_up
         for part in (self._leave, give_up, let_go, close, self._say_stopped):
@@ -462,7 +461,7 @@ class Recording:
         if self._closed or gradients.running is not running:
             return
         if error is not None:
-            running.details["error"] = patches.describe(error)
+            running.details["error"] = describe(error)
         self._memory.end(running)
         running.nodes = ()
         gradients.finish(running)

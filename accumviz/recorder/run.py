@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from accumviz.arguments import describe
+
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _RUNPY = runpy.run_module.__code__.co_filename
 _NOTHING = (
@@ -256,19 +258,21 @@ class _Session:
             if self._detector is not None:
                 self._detector.close(_ended_by(error))
             files = self._of_children()
-            if self._detector is not None and not (
-                self.recordings or self.notes or files
-            ):
-                self.notes.append(_NOTHING)
-            times = os.times()
-            of_children = times.children_user + times.children_system
-            if not self.recordings and not files and of_children > _TRAINING_S:
-                self.notes.append(_CHILDREN)
+            if not (self.recordings or files):
+                self._note_nothing()
             return self._finish(self.recordings, self.notes, files)
         except BaseException as failure:
             said = f"{type(failure).__name__}: {failure}"
             print(f"accumviz: the report could not be made: {said}", file=sys.stderr)
             return self._unreported
+
+    def _note_nothing(self) -> None:
+        """Say why nothing was recorded, as far as that was not said."""
+        if self._detector is not None and not self.notes:
+            self.notes.append(_NOTHING)
+        times = os.times()
+        if times.children_user + times.children_system > _TRAINING_S:
+            self.notes.append(_CHILDREN)
 
 
 def _ended_by(error: BaseException | None) -> str:
@@ -277,10 +281,7 @@ def _ended_by(error: BaseException | None) -> str:
         return "exit"
     if isinstance(error, SystemExit) and error.code in (None, 0, False):
         return "exit"
-    try:
-        return f"{type(error).__name__}: {error}"[:500]
-    except BaseException:
-        return type(error).__name__
+    return describe(error)
 
 
 def _end_after_traceback(session: _Session) -> None:

@@ -204,13 +204,8 @@ PLAIN = (Tensor, torch.nn.Parameter)
 _UNREAD = {"meta", "lazy", "xla", "hpu", "vulkan"}
 # Devices whose storages do not tell their size (backends written in Python); a released one looks like any other.
 UNSIZED: set[str] = set()
-_functorch: Any = getattr(torch._C, "_functorch", None)
-_wrapped: Callable[[Tensor], bool] = getattr(
-    _functorch, "is_functorch_wrapped_tensor", lambda _: False
-)
-_transform: Callable[[], Any] = getattr(
-    _functorch, "peek_interpreter_stack", lambda: None
-)
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_transform = torch._C._functorch.peek_interpreter_stack
 
 
 def readable(*tensors: Any) -> bool:
