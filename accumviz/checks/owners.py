@@ -147,32 +147,34 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
         brought = np.flatnonzero(analysis.contributed[:, thrown_away[0]])
         said = f"no optimizer is meant to apply the gradients of {names}"
         yield said, int(brought[0])
-    unrecorded = analysis.events.detail("unrecorded", 0)
-    for backward in np.flatnonzero(unrecorded > 0).tolist():
-        if not analysis.ledger.meta.get("steps_elsewhere"):
-            many = counted(unrecorded[backward], "parameter")
-            said = (
-                f"{many} that this loss reaches are meant to be in no optimizer and no recorded model, as layers in a "
-                "plain list are"
-            )
-            yield said, backward
+    if not analysis.ledger.meta.get("steps_elsewhere"):
+        yield from _unrecorded(analysis)
     for name in map(str, analysis.listed("frozen_in_vain")):
-        yield (
-            f"{name} = False is meant, which freezes nothing,",
-            int(analysis.at["step"][0]),
-        )
+        said = f"{name} = False is meant, which freezes nothing,"
+        yield said, int(analysis.at["step"][0])
     for optimizer in analysis.optimizers:
-        for said in filter(None, _of_optimizer(optimizer)):
+        for said in _of_optimizer(optimizer):
             yield said, int(optimizer.steps[0])
     pairs = permutations(analysis.optimizers, 2)
     shared = [_shared_loss(one, other) for one, other in pairs]
     yield from [condition for condition in shared if condition][:1]
 
 
-def _of_optimizer(optimizer: OptimizerHistory) -> Iterator[str]:
-    """Say what an optimizer steps on in vain: no gradient, an empty group, what is frozen or no loss reaches."""
-    name, many = optimizer.name, optimizer.steps.size
-    parameters = optimizer.parameters
+def _unrecorded(analysis: LedgerAnalysis) -> Conditions:
+    """Say of losses that they reach parameters which are not recorded."""
+    unrecorded = analysis.events.detail("unrecorded", 0)
+    for backward in np.flatnonzero(unrecorded > 0).tolist():
+        many = counted(unrecorded[backward], "parameter")
+        said = (
+            f"{many} that this loss reaches are meant to be in no optimizer and no recorded model, as layers in a "
+            "plain list are"
+        )
+        yield said, backward
+
+
+def _of_idle(optimizer: OptimizerHistory) -> Iterator[str]:
+    """Say which parameters of an optimizer no loss reaches, and which are frozen."""
+    name, parameters = optimizer.name, optimizer.parameters
     idle = _idle(optimizer)
     frozen = [p for p in idle if not parameters[p].requires_grad]
     unreached = [p for p in idle if parameters[p].requires_grad]
@@ -183,6 +185,12 @@ def _of_optimizer(optimizer: OptimizerHistory) -> Iterator[str]:
         verb = "is" if len(frozen) == 1 else "are"
         names = _named(optimizer, frozen)
         yield f"{names}, which {name} has, {verb} meant to be frozen"
+
+
+def _of_optimizer(optimizer: OptimizerHistory) -> Iterator[str]:
+    """Say what an optimizer steps on in vain: no gradient, an empty group, what is frozen or no loss reaches."""
+    name, many = optimizer.name, optimizer.steps.size
+    yield from _of_idle(optimizer)
     in_vain = not (optimizer.windows or optimizer.is_fed_by_hand)
     if in_vain and many >= _AGAIN:
         yield f"{name} is meant to step {many} times without a gradient"

@@ -533,17 +533,12 @@ class _TermColumns:
         sizes: dict[int, set[float]] = defaultdict(set)
         for terms in self._distinct:
             mine = [term for term in terms if term.objective in objectives]
-            constants = [term.factor for term in mine]
-            largest = np.abs(constants).max(initial=0)
-            if mine and np.ptp(constants) > SAME * largest:
+            if _differ([term.factor for term in mine], SAME):
                 return False
-            of_means = []
             for term in mine:
                 sizes[term.objective].add(term.elements)
-                if term.reduction == _MEAN:
-                    of_means.append(term.elements)
-            if of_means and np.ptp(of_means) > 0:
-                differ = True
+            means = [term.elements for term in mine if term.reduction == _MEAN]
+            differ = differ or _differ(means)
         have_sizes = all(len(its_sizes) == 1 for its_sizes in sizes.values())
         return not (differ and have_sizes)
 
@@ -574,6 +569,12 @@ class _TermColumns:
         lines = self._events.column("line")
         line = lines[self._example[site]]
         return f" (line {line})" if line else ""
+
+
+def _differ(values: list[float], tolerance: float = 0.0) -> bool:
+    """Return whether some numbers are further apart than a part of the largest."""
+    largest = np.abs(values).max(initial=0)
+    return bool(values) and bool(np.ptp(values) > tolerance * largest)
 
 
 def _unknown(term: Details) -> str:

@@ -203,8 +203,6 @@ def _describe(frame: FrameType, below: Caller) -> CallSite:
         if call.end_lineno != call.lineno:  # one line of several says little
             whole = ast.get_source_segment(text, call)
             source = _shorten(whole or source)
-    elif ".backward(" in source:
-        subject = source.partition(".backward(")[0]
     code = frame.f_code
     is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
     return CallSite(
