@@ -465,12 +465,12 @@ def _finish(
     if is_judged and not (recordings or files):
         notes = notes or ["nothing was recorded: this process did not import torch"]
     unjudged = _unjudged(notes[0] if notes else "", options)
-    codes = {unjudged}
-    for recording in recordings:
-        _warn(_closing_line(recording))
-        if is_judged:
-            codes.add(_judge(recording, options))
-    codes |= _judge_children(files, options, is_judged)
+    codes = [unjudged]
+    for line in (*map(_closing_line, recordings), *map(_line_of_child, files)):
+        _warn(line)
+    if is_judged:
+        codes += [_judge(recording, options) for recording in recordings]
+        codes += _judge_children(files, options)
     # The first one is said with the code.
     for note in notes[bool(unjudged) :]:
         _warn(note)
@@ -481,23 +481,24 @@ def _finish(
     return _FAILED if _FAILED in codes else max(codes)
 
 
-def _judge_children(files: list[Path], options: Any, is_judged: bool) -> set[int]:
-    """Say what the processes that a script started have recorded, and what is wrong with it; return the exit codes."""
+def _line_of_child(file: Path) -> str:
+    """Return what a process that the script started has recorded, and where it is."""
+    return f"{counted(len(_load(file)), 'event')} → {_short(file)}"
+
+
+def _judge_children(files: list[Path], options: Any) -> Iterator[int]:
+    """Say what is wrong with what the processes that a script started have recorded; return the exit codes."""
+    if not files:
+        return
     ledgers = [_load(file) for file in files]
-    for file, ledger in zip(files, ledgers, strict=True):
-        _warn(f"{counted(len(ledger), 'event')} → {_short(file)}")
-    codes = set[int]()
-    if not (files and is_judged):
-        return codes
     # Those of one run are numbered through; others are judged one by one.
     ranks = {ledger.meta.get("rank") for ledger in ledgers}
     together = [ledgers] if len(ranks) == len(ledgers) else [[one] for one in ledgers]
     for judged in together:
         report = _report(judged, options.ignore)
-        codes.add(_gate(report, options))
+        yield _gate(report, options)
         sys.stderr.write(f"{report.text(**reports.terminal(sys.stderr))}\n")
     sys.stderr.write(f"\n{_next(map(_short, files))}\n")
-    return codes
 
 
 def _say_misplaced(command: list[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -187,8 +187,6 @@ def compare(a: Ledger | Recorded, b: Ledger | Recorded) -> Comparison:
     a, b = recorded(a, "compare"), recorded(b, "compare")
     common, notes = _common_parameters(a, b)
     of_a, of_b = _windows(a, "a"), _windows(b, "b")
-    if len(of_a) != len(of_b):
-        notes.append(f"steps: {len(of_a)} in a, {len(of_b)} in b")
     every = *a.parameters, *b.parameters
     double = all(parameter.dtype == "float64" for parameter in every)
     steps: list[StepPair] = []
@@ -204,13 +202,20 @@ def compare(a: Ledger | Recorded, b: Ledger | Recorded) -> Comparison:
             first = len(steps)
             parting = _parting(pair, rounding)
         steps.append(step)
-    if first is not None and len(steps) > first + 1:
-        notes.append("after the first step that differs, the weights differ, too")
-    if not all(step.exact for step in steps):
-        notes.append(
-            "of some parameters only norms were kept: see `exact=N` of `record`"
-        )
+    notes += _notes(steps, first, len(of_a), len(of_b))
     return Comparison(tuple(steps), first, parting, tuple(notes))
+
+
+def _notes(
+    steps: list[StepPair], first: int | None, in_a: int, in_b: int
+) -> Iterator[str]:
+    """Say what to know of steps that were compared, of so many in both recordings."""
+    if in_a != in_b:
+        yield f"steps: {in_a} in a, {in_b} in b"
+    if first is not None and len(steps) > first + 1:
+        yield "after the first step that differs, the weights differ, too"
+    if not all(step.exact for step in steps):
+        yield "of some parameters only norms were kept: see `exact=N` of `record`"
 
 
 def _windows(ledger: Ledger, side: str) -> Sequence[Window]:

@@ -209,10 +209,6 @@ def clip_scaled_grads(optimizer: OptimizerHistory) -> Findings:
     steps = np.concatenate([optimizer.steps, optimizer.skipped])
     step = min(steps[steps > clip].tolist(), default=None)
     scale = scaled[max(b for b in scaled if b < clip)]
-    suggestion = ""
-    # What is clipped more than once in a window cannot be unscaled each time.
-    if step is not None and sum(c < step for c in early) == 1:
-        suggestion = _unscaled_first(optimizer, clip, step)
     yield optimizer.finding(
         "error",
         clip,
@@ -225,13 +221,21 @@ def clip_scaled_grads(optimizer: OptimizerHistory) -> Findings:
             f"The clip sees gradients that are still multiplied by {scale:g}; after the division, next to nothing "
             "is left. Unscale once, before the clip."
         ),
-        suggestion=suggestion,
+        suggestion=_unscaled_first(optimizer, early, step),
         times=len(early),
     )
 
 
-def _unscaled_first(analysis: OptimizerHistory, clip: int, step: int) -> str:
-    """Suggest to unscale above a clip: move the line that does so, or add one with the names of the step's line."""
+def _unscaled_first(
+    analysis: OptimizerHistory, clips: list[int], step: int | None
+) -> str:
+    """Suggest to unscale above a clip: move the line that does so, or add one with the names of the step's line.
+
+    What is clipped more than once in a window cannot be unscaled each time.
+    """
+    clip, *others = clips
+    if step is None or min(others, default=step) < step:
+        return ""
     late = between(analysis.changing["unscale"], clip, step)
     # Without a call of its own, it is the scaler's step that unscales.
     if late and analysis.ledger[late[0]].line != analysis.ledger[step].line:

@@ -52,9 +52,7 @@ def _outside(analysis: LedgerAnalysis) -> dict[OptimizerHistory | None, list[int
     """Return the parameters that are never trained, by the optimizer that has them and never steps."""
     is_erased = _is_erased(analysis)
     in_vain = not all(optimizer.windows for optimizer in analysis.optimizers)
-    owners: dict[int, OptimizerHistory] = {}
-    for optimizer in analysis.every_optimizer:
-        owners |= dict.fromkeys(optimizer.columns.tolist(), optimizer)
+    owners = _owners(analysis)
     outside: dict[OptimizerHistory | None, list[int]] = {}
     for p in _unused(analysis):
         owner = owners.get(p)
@@ -62,6 +60,14 @@ def _outside(analysis: LedgerAnalysis) -> dict[OptimizerHistory | None, list[int
         if not is_erased[p] or never_steps or (in_vain and not owner):
             outside.setdefault(owner, []).append(p)
     return outside
+
+
+def _owners(analysis: LedgerAnalysis) -> dict[int, OptimizerHistory]:
+    """Return the last optimizer that has each parameter."""
+    owners: dict[int, OptimizerHistory] = {}
+    for optimizer in analysis.every_optimizer:
+        owners |= dict.fromkeys(optimizer.columns.tolist(), optimizer)
+    return owners
 
 
 @for_each_optimizer
@@ -115,15 +121,18 @@ def _unused(analysis: LedgerAnalysis) -> list[int]:
     whole = analysis.ledger.meta.get("ended") == "exit" and not analysis.moved.any()
     if not (stepping or whole):
         return []
-    unused = []
-    for p, parameter in enumerate(analysis.parameters):
-        is_stepped = not stepping.isdisjoint(parameter.optimizers)
-        if is_stepped or parameter.unsharded_of:
-            continue
-        often = _AGAIN if parameter.optimizers else 1
-        if _rounds(analysis, p) > often:
-            unused.append(p)
-    return unused
+    every = range(len(analysis.parameters))
+    return [p for p in every if _is_unused(analysis, p, stepping)]
+
+
+def _is_unused(analysis: LedgerAnalysis, p: int, stepping: set[int]) -> bool:
+    """Return whether a parameter gets gradients again and again, and none of these optimizers has it."""
+    parameter = analysis.parameters[p]
+    is_stepped = not stepping.isdisjoint(parameter.optimizers)
+    if is_stepped or parameter.unsharded_of:
+        return False
+    often = _AGAIN if parameter.optimizers else 1
+    return _rounds(analysis, p) > often
 
 
 def _rounds(analysis: LedgerAnalysis, p: int) -> int:
@@ -140,13 +149,7 @@ def _rounds(analysis: LedgerAnalysis, p: int) -> int:
 
 def conditions(analysis: LedgerAnalysis) -> Conditions:
     """Say what has to be meant for a healthy loop to be so: what no step or no loss trains, and what several do."""
-    is_erased = _is_erased(analysis)
-    thrown_away = [p for p in _unused(analysis) if is_erased[p]]
-    if thrown_away:
-        names = _named(analysis, thrown_away)
-        brought = np.flatnonzero(analysis.contributed[:, thrown_away[0]])
-        said = f"no optimizer is meant to apply the gradients of {names}"
-        yield said, int(brought[0])
+    yield from _thrown_away(analysis)
     if not analysis.ledger.meta.get("steps_elsewhere"):
         yield from _unrecorded(analysis)
     for name in map(str, analysis.listed("frozen_in_vain")):
@@ -158,6 +161,17 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
     pairs = permutations(analysis.optimizers, 2)
     shared = [_shared_loss(one, other) for one, other in pairs]
     yield from [condition for condition in shared if condition][:1]
+
+
+def _thrown_away(analysis: LedgerAnalysis) -> Conditions:
+    """Name parameters of which gradients are erased, and that no optimizer trains."""
+    is_erased = _is_erased(analysis)
+    thrown_away = [p for p in _unused(analysis) if is_erased[p]]
+    if thrown_away:
+        names = _named(analysis, thrown_away)
+        brought = np.flatnonzero(analysis.contributed[:, thrown_away[0]])
+        said = f"no optimizer is meant to apply the gradients of {names}"
+        yield said, int(brought[0])
 
 
 def _unrecorded(analysis: LedgerAnalysis) -> Conditions:

@@ -455,16 +455,10 @@ class Arrays:
         self.sources = dict(sources or {})
         self.meta = dict(meta or {})
         self.complete = complete and "stopped" not in self.meta
-        expected = (len(self.events), len(self.parameters))
-        for name in ("contribution", "grad", "state"):
-            array = getattr(self, name)
-            array.flags.writeable = False
-            if array.shape != expected:
-                raise ValueError(
-                    f"{name} has shape {array.shape}, expected events × parameters {expected}"
-                )
+        self._check_shapes()
         kept, *arrays = self.elements
-        for array in arrays:
+        shown: list[Any] = [self.contribution, self.grad, self.state, *arrays]
+        for array in shown:
             array.flags.writeable = False
         self.exact: dict[int, tuple[ndarray, ndarray]] = {}
         self._places: dict[int, slice] = {}
@@ -476,6 +470,15 @@ class Arrays:
                 self.elements.added[:, start:end],
                 self.elements.left[:, start:end],
             )
+
+    def _check_shapes(self) -> None:
+        expected = (len(self.events), len(self.parameters))
+        for name in ("contribution", "grad", "state"):
+            shape = getattr(self, name).shape
+            if shape != expected:
+                raise ValueError(
+                    f"{name} has shape {shape}, expected events × parameters {expected}"
+                )
 
     @classmethod
     def of_block(

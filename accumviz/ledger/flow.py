@@ -206,13 +206,7 @@ def _scales(events: Events) -> ndarray:
 def _factor(ledger: Arrays, change: _Change) -> Factor:
     event = change.event
     if event.kind == "sync":
-        ranks = change.number("ranks")
-        usual = "mean" if event.within == "backward" else ""
-        reduction = event.details.get("reduction", usual)
-        if reduction not in ("mean", "sum") or not 1 <= ranks < math.inf:
-            return Factor(reason=REDUCED)
-        # A sum is an average, times the number of ranks.
-        return Factor(ranks if reduction == "sum" else 1.0, ranks=ranks)
+        return _of_sync(change)
     if event.kind == "clip":
         return _of_clip(change)
     if event.kind == "edit":
@@ -220,6 +214,16 @@ def _factor(ledger: Arrays, change: _Change) -> Factor:
         return Factor(change.ratio) if is_known else Factor(reason=BY_HAND)
     scale = change.number("amp_scale") or math.nan
     return _read(1 / scale, change.ratio, _SCALER)
+
+
+def _of_sync(change: _Change) -> Factor:
+    event, ranks = change.event, change.number("ranks")
+    usual = "mean" if event.within == "backward" else ""
+    reduction = event.details.get("reduction", usual)
+    if reduction not in ("mean", "sum") or not 1 <= ranks < math.inf:
+        return Factor(reason=REDUCED)
+    # A sum is an average, times the number of ranks.
+    return Factor(ranks if reduction == "sum" else 1.0, ranks=ranks)
 
 
 def _multiplies(ledger: Arrays, change: _Change) -> bool:

@@ -453,16 +453,7 @@ def _built(
 ) -> Ledger:
     """Return the ledger of these rows; see `Ledger.build`. Raises `KeyError` for a name that no parameter has."""
     names = [parameter.name for parameter in parameters]
-    events = []
-    for e, row in enumerate(rows):
-        for field in _BY_NAME:
-            unknown = row.get(field, {}).keys() - names
-            if unknown:
-                raise KeyError(
-                    f"{field} of {min(unknown)!r}; the parameters are {names}"
-                )
-        fields = {name: row[name] for name in row if name not in _BY_NAME}
-        events.append(Event(e, **fields))
+    events = [_event(e, row, names) for e, row in enumerate(rows)]
     shape = (len(rows), len(parameters))
     state = np.zeros(shape, np.uint8)
     contribution = np.zeros(shape)
@@ -485,6 +476,16 @@ def _built(
     kept = tuple(range(len(parameters)))
     elements = Elements(kept, added, left, weighed, weights)
     return kind(parameters, events, contribution, grad, state, elements, **about)
+
+
+def _event(e: int, row: dict[str, Any], names: list[str]) -> Event:
+    """Return the event of a row. Raises `KeyError` where it has something of a name that no parameter has."""
+    for field in _BY_NAME:
+        unknown = row.get(field, {}).keys() - names
+        if unknown:
+            raise KeyError(f"{field} of {min(unknown)!r}; the parameters are {names}")
+    fields = {name: row[name] for name in row if name not in _BY_NAME}
+    return Event(e, **fields)
 
 
 def _elements(

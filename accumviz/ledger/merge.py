@@ -238,14 +238,10 @@ def _meta(ranks: list[RankLedger]) -> dict[str, Any]:
         for of_rank in metas.values():
             meta[entry] += of_rank.get(entry, ())
     meta["notes"] = list(dict.fromkeys(meta["notes"]))
-    stopped = {}
-    ended = {}
-    for rank, of_rank in metas.items():
-        ended[rank] = of_rank.get("ended")
-        if "stopped" in of_rank:
-            stopped[rank] = of_rank["stopped"]
+    stopped = {rank: m["stopped"] for rank, m in metas.items() if "stopped" in m}
     if stopped:
         meta["stopped"] = stopped
+    ended = {rank: of_rank.get("ended") for rank, of_rank in metas.items()}
     if any(end != meta.get("ended") for end in ended.values()):
         meta["ended"] = ended
     return meta

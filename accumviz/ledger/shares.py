@@ -529,18 +529,13 @@ class _TermColumns:
         Then they have the same constant in each backward, as far as it is known. And they do not have each a size of
         its own, always the same, as a loss at several resolutions has.
         """
-        differ = False
-        sizes: dict[int, set[float]] = defaultdict(set)
+        every = []
         for terms in self._distinct:
             mine = [term for term in terms if term.objective in objectives]
             if _differ([term.factor for term in mine], SAME):
                 return False
-            for term in mine:
-                sizes[term.objective].add(term.elements)
-            means = [term.elements for term in mine if term.reduction == _MEAN]
-            differ = differ or _differ(means)
-        have_sizes = all(len(its_sizes) == 1 for its_sizes in sizes.values())
-        return not (differ and have_sizes)
+            every.append(mine)
+        return not _have_sizes_of_their_own(every)
 
     def _names(self, keys: list[_Key]) -> tuple[str, ...]:
         """Return the label of each objective, with as much more as distinguishes it from the others."""
@@ -569,6 +564,18 @@ class _TermColumns:
         lines = self._events.column("line")
         line = lines[self._example[site]]
         return f" (line {line})" if line else ""
+
+
+def _have_sizes_of_their_own(backwards: list[list[_Term]]) -> bool:
+    """Return whether each of several objectives is over a number of elements of its own, always the same."""
+    sizes: dict[int, set[float]] = defaultdict(set)
+    differ = False
+    for terms in backwards:
+        for term in terms:
+            sizes[term.objective].add(term.elements)
+        means = [term.elements for term in terms if term.reduction == _MEAN]
+        differ = differ or _differ(means)
+    return differ and all(len(its_sizes) == 1 for its_sizes in sizes.values())
 
 
 def _differ(values: list[float], tolerance: float = 0.0) -> bool:

@@ -146,11 +146,7 @@ class Detector:
             return
         self._disarm()
         self._close_those_that_are_over()
-        if len(self.recordings) >= _MOST:
-            self._note(_MANY)
-            self._closed = True
-        else:
-            self._record(roots, fresh, caller)
+        self._record(roots, fresh, caller)
 
     def _alive(self) -> list[Any]:
         optimizers = [reference() for reference in self._optimizers]
@@ -162,6 +158,10 @@ class Detector:
         optimizers: list[Any],
         caller: Caller,
     ) -> None:
+        if len(self.recordings) >= _MOST:
+            self._note(_MANY)
+            self._closed = True
+            return
         groups = _grouped(roots, caller) if len(roots) > 1 else {}
         given = (*optimizers,) if groups else (*roots, *optimizers)
         recording = self._started(collect(given, groups, caller), caller)
@@ -241,9 +241,7 @@ def _roots(
     wanted = []
     others = []
     for module in _whole_models():
-        has = list(module.parameters())
-        trained = {id(p) for p in has if p.requires_grad}
-        trained |= owned.intersection(map(id, has))
+        trained = _trained(module, owned)
         if not trained or trained & recorded:
             continue
         if trained & owned or (not recorded and any(names_of(module, caller))):
@@ -251,6 +249,13 @@ def _roots(
         else:
             others.append(module)
     return wanted if wanted or owned else others
+
+
+def _trained(module: Any, owned: set[int]) -> set[int]:
+    """Return the parameters of a model that require grad, or that an optimizer owns."""
+    has = list(module.parameters())
+    trained = {id(p) for p in has if p.requires_grad}
+    return trained | owned.intersection(map(id, has))
 
 
 def _whole_models() -> list[Any]:

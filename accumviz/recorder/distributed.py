@@ -461,6 +461,17 @@ class Collectives:
 
     def describe(self, running: Backward) -> None:
         """Say of a backward that is over whether a forward had armed its all-reduce, and what the flag is."""
+        concerned = self._concerned(running)
+        if concerned:
+            # One that is not armed is what the step lacks.
+            first = min(concerned, key=lambda replica: bool(replica.armed))
+            flags = [each.module.require_backward_grad_sync for each in concerned]
+            running.details["armed"] = first.armed
+            running.details["armed_line"] = first.line
+            running.details["no_sync"] = not all(flags)
+
+    def _concerned(self, running: Backward) -> list[_Replica]:
+        """Return the replicas that a backward has reached, as far as it is known whether they were armed."""
         reached = {*running.reached}
         concerned = []
         for replica in self.replicas:
@@ -472,13 +483,7 @@ class Collectives:
                 concerned.append(replica)
             else:  # its forward, if there was one, came before the recording
                 replica.armed = False
-        if concerned:
-            # One that is not armed is what the step lacks.
-            first = min(concerned, key=lambda replica: bool(replica.armed))
-            flags = [each.module.require_backward_grad_sync for each in concerned]
-            running.details["armed"] = first.armed
-            running.details["armed_line"] = first.line
-            running.details["no_sync"] = not all(flags)
+        return concerned
 
     def hook(self) -> None:
         """Hook those of the leaves that are taken away which exist by now."""
@@ -511,27 +516,35 @@ class Collectives:
         """Take note of a collective, if it moves gradients or sharded parameters that are recorded."""
         inside = torch._C._current_graph_task_id() != -1
         running = self._leaves.running_here() if inside else None
-        if running is not None:
-            # A collective counts no version: what a hook of the user's makes of a gradient with it is not known.
-            running.by_hook.update(running.hooked)
-            # Once it is over, `.grad` is no longer what this backward made of it.
-            self._leaves.settle(running)
         size = sum(tensor.numel() * tensor.element_size() for tensor in whole)
         details: Details = {"op": op, "bytes": size, "ranks": self._ranks}
         if running is None:
             sync = Sync("", self._sites.find(frame), "", details)
         else:
+            # A collective counts no version: what a hook of the user's makes of a gradient with it is not known.
+            running.by_hook.update(running.hooked)
+            # Once it is over, `.grad` is no longer what this backward made of it.
+            self._leaves.settle(running)
             sync = Sync(running.label, running.site, "backward", details)
         moving = _moving(frame) if self._shards.by_id else None
         if moving is not None:
             self._fsdp(sync, moving, output, running)
         elif op == "all-reduce":
-            replica = None if running is None else self._sender(frame, running)
-            if running is None or replica is None:
-                self._by_hand(sync, whole)
-            else:
-                count = sum(tensor.numel() for tensor in whole)
-                self._ddp(sync, replica, count, running)
+            self._all_reduce(sync, whole, running, frame)
+
+    def _all_reduce(
+        self,
+        sync: Sync,
+        whole: list[Tensor],
+        running: Backward | None,
+        frame: FrameType,
+    ) -> None:
+        replica = None if running is None else self._sender(frame, running)
+        if running is None or replica is None:
+            self._by_hand(sync, whole)
+        else:
+            count = sum(tensor.numel() for tensor in whole)
+            self._ddp(sync, replica, count, running)
 
     def _begin(self, sync: Sync, leaves: Leaves) -> None:
         sync.details["parameters"] = [self._leaves.named.names[i] for i in leaves]
@@ -561,7 +574,7 @@ class Collectives:
         output: list[Tensor],
         running: Backward | None,
     ) -> None:
-        wholes, shards = self._shards.columns(moving.units)
+        _, shards = self._shards.columns(moving.units)
         if not shards:
             return
         op = sync.details["op"]
@@ -575,12 +588,23 @@ class Collectives:
         if op == "all-reduce":
             # What groups of ranks reduce between them is in no `.grad` yet.
             self._inside(running, sync, [])
-            return
+        else:
+            self._scatter(sync, moving, output[0], running)
+
+    def _scatter(
+        self,
+        sync: Sync,
+        moving: _Moving,
+        output: Tensor,
+        running: Backward,
+    ) -> None:
+        """Note what a reduce-scatter brings to shards."""
+        wholes, shards = self._shards.columns(moving.units)
         # FSDP has used what it scattered before, and may free it: one piece at a time is held.
         self._read_pieces(running)
         sync.contributed = shards
         if moving.averages:
-            sync.pieces = _pieces(shards, moving.units, output[0])
+            sync.pieces = _pieces(shards, moving.units, output)
         sync.unmeasured = [i for i in shards if i not in sync.pieces]
         self._inside(running, sync, [*wholes, *shards])
 

@@ -100,36 +100,9 @@ class _Constant(NamedTuple):
     power: int = 1
     inside: bool = False
 
-    @property
-    def number(self) -> float:
-        """What it multiplies by; NaN where that is on a device."""
-        if isinstance(self.value, Tensor):
-            return math.nan
-        return _raised(self.value, self.power)
-
 
 _Factor = tuple[_Constant, ...]
 _Below = list[tuple[Any, _Factor]]
-
-
-def _constants(factor: _Factor) -> Details:
-    """Return what a factor is made of: None where it is on a device, or not finite.
-
-    `divisor` is what it is divided by as far as that is known at once, `own` what stands inside the mean, and
-    `constants` are all of them where there are several.
-    """
-    made_of: Details = {}
-    several = [one.number for one in factor if abs(one.number) != 1]
-    own = math.prod(one.number for one in factor if one.inside)
-    here = [one for one in factor if not isinstance(one.value, Tensor)]
-    divisor = math.prod(one.value for one in here if one.power < 0)
-    if divisor != 1 and math.isfinite(divisor):
-        made_of["divisor"] = divisor
-    if abs(own) != 1:
-        made_of["own"] = _if_finite(own)
-    if len(several) > 1:
-        made_of["constants"] = several if math.isfinite(sum(several)) else None
-    return made_of
 
 
 class _UnreadableError(Exception):
@@ -272,17 +245,36 @@ class _Terms:
         return term
 
     def _multiply(self, term: Details, factor: _Factor) -> None:
-        """Write into a term its factor, and what that is made of."""
-        if any(constant.value is None for constant in factor):
-            term["factor"] = None
-            term["unknown"] = term["unknown"] or _NOT_READ
-            return
-        for value, power, _ in factor:
+        """Write into a term its factor, and what that is made of: None where it is on a device, or not finite.
+
+        `divisor` is what it is divided by as far as that is known at once, `own` what stands inside the mean, and
+        `constants` are all of them where there are several.
+        """
+        divisor = own = 1.0
+        constants = []
+        for constant in factor:
+            if constant.value is None:
+                term["factor"] = None
+                term["unknown"] = term["unknown"] or _NOT_READ
+                return
+        for value, power, is_inside in factor:
+            multiplied = math.nan
             if isinstance(value, Tensor):
                 self._row.take(value, partial(_put_factor, term, power))
             else:
-                _put_factor(term, power, value)
-        term |= _constants(factor)
+                multiplied = _raised(value, power)
+                term["factor"] *= multiplied
+                divisor *= value if power < 0 else 1
+            own *= multiplied if is_inside else 1
+            if abs(multiplied) != 1:
+                constants.append(multiplied)
+        if divisor != 1 and math.isfinite(divisor):
+            term["divisor"] = divisor
+        if abs(own) != 1:
+            term["own"] = _if_finite(own)
+        if len(constants) > 1:
+            are_finite = all(map(math.isfinite, constants))
+            term["constants"] = constants if are_finite else None
 
     def _visit(
         self,
@@ -655,6 +647,9 @@ def describe_root(
     for option in ("retain_graph", "create_graph"):
         if call.get(option):
             row.details[option] = True
+    given = call.get("grad_tensors")
+    if isinstance(given, list | tuple):
+        given = next((each for each in given if each is not None), None)
     roots = call.get("tensors", ())
     # An edge of the graph is a tuple that has a node.
     if not isinstance(roots, list | tuple) or hasattr(roots, "node"):
@@ -662,7 +657,7 @@ def describe_root(
     with torch._C.DisableTorchFunction():  # a subclass would be asked each question
         row.nodes = tuple(filter(None, map(_node_of, roots)))
         if len(roots) == 1:
-            _describe_root(row, roots[0], call.get("grad_tensors"))
+            _describe_root(row, roots[0], given)
         else:
             _Terms(row).add("", unknown=_START)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 from weakref import ref
 
@@ -87,19 +88,22 @@ def inputs_of_checkpoint(raw: Any) -> list[Tensor]:
     The graph holds placeholders only; the hook that would unpack them holds the inputs, since
     PyTorch 2.12 in a list, before in a node of their own.
     """
-    hook: Any = getattr(raw, "unpack_hook", None)
     tensors: list[Tensor] = []
-    if getattr(hook, "__module__", "") != _CHECKPOINT:
-        return tensors
-    for cell in hook.__closure__ or ():
-        try:
-            frame = cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-        if type(frame).__module__ == _CHECKPOINT:
-            kept = [one for one in _kept_inputs(frame) if isinstance(one, type(raw))]
-            tensors += [tensor for tensor in map(held, kept) if tensor is not None]
+    for frame in _frames_of_checkpoint(getattr(raw, "unpack_hook", None)):
+        kept = [one for one in _kept_inputs(frame) if isinstance(one, type(raw))]
+        tensors += [tensor for tensor in map(held, kept) if tensor is not None]
     return tensors
+
+
+def _frames_of_checkpoint(hook: Any) -> Iterator[Any]:
+    """Yield the frame of a checkpoint that a hook of its own closes over."""
+    if getattr(hook, "__module__", "") != _CHECKPOINT:
+        return
+    for cell in hook.__closure__ or ():
+        with suppress(ValueError):  # not filled yet
+            frame = cell.cell_contents
+            if type(frame).__module__ == _CHECKPOINT:
+                yield frame
 
 
 def _kept_inputs(frame: Any) -> Iterable[Any]:

@@ -314,6 +314,10 @@ def _strip(error: BaseException) -> None:
     while trace is not None and _file(trace) == _RUNPY:
         trace = trace.tb_next
     error.__traceback__ = trace
+    _strip_ours(trace)
+
+
+def _strip_ours(trace: types.TracebackType | None) -> None:
     while trace is not None:
         while trace.tb_next is not None and _file(trace.tb_next).startswith(_OURS):
             trace.tb_next = trace.tb_next.tb_next

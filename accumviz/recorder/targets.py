@@ -231,11 +231,8 @@ class Named:
         group: str,
     ) -> None:
         """Add a tensor; one that was added before (a tied weight) keeps its first name and gains an alias."""
-        number = self.index.get(id(tensor))
-        if number is not None:
-            aliases = self.aliases[number]
-            if name and name not in (self.names[number], *aliases):
-                aliases.append(name)
+        if id(tensor) in self.index:
+            self._add_alias(self.index[id(tensor)], name)
             return
         if getattr(tensor, "is_nested", False):
             self.notes.append(_NESTED.format(name=name))
@@ -250,6 +247,11 @@ class Named:
         self.names.append(_distinct(name, self.names))
         self.groups.append(group)
         self.aliases.append([])
+
+    def _add_alias(self, number: int, name: str) -> None:
+        aliases = self.aliases[number]
+        if name and name not in (self.names[number], *aliases):
+            aliases.append(name)
 
 
 def collect(
