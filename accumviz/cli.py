@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         help="keep each element of tensors of up to N elements (64), as `compare` needs them",
     )
     _add_fail_on(run)
-    _add_ignore(run)
+    _add_rules(run)
     run.add_argument(
         "-m",
         dest="module",
@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
         help="print it as text, as JSON, as annotations of GitHub's workflows, or as SARIF",
     )
     _add_fail_on(check)
-    _add_ignore(check)
+    _add_rules(check)
 
     command(_rules, "rules", "List what check looks for.", "")
     explain = command(
@@ -188,14 +188,14 @@ def _add_fail_on(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_ignore(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--ignore",
-        type=_named,
-        default=frozenset(),
-        metavar="RULE[,RULE]",
-        help="only count the findings of these rules",
-    )
+def _add_rules(parser: argparse.ArgumentParser) -> None:
+    for name, about in (
+        ("--select", "report the findings of these rules, and count all others"),
+        ("--ignore", "only count the findings of these rules"),
+    ):
+        parser.add_argument(
+            name, type=_named, default=frozenset(), metavar="RULE[,RULE]", help=about
+        )
 
 
 def _named(text: str) -> frozenset[str]:
@@ -204,6 +204,14 @@ def _named(text: str) -> frozenset[str]:
         return reports.rules_named(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _ignored(options: Any) -> frozenset[str]:
+    """Return the rules whose findings are only counted."""
+    others: frozenset[str] = options.ignore
+    if options.select:
+        others |= reports.entries().keys() - options.select
+    return others
 
 
 def _count(text: str) -> int:
@@ -344,7 +352,7 @@ def _report(ledgers: list[Ledger], ignore: frozenset[str] = frozenset()) -> Repo
 
 def _check(options: Any) -> None:
     ledgers = _load_ranks(options.files)
-    report = _report(ledgers, options.ignore)
+    report = _report(ledgers, _ignored(options))
     code = _gate(report, options)
     _print(_written(report, options.format, options.files))
     if code:
@@ -495,7 +503,7 @@ def _judge_children(files: list[Path], options: Any) -> Iterator[int]:
     ranks = {ledger.meta.get("rank") for ledger in ledgers}
     together = [ledgers] if len(ranks) == len(ledgers) else [[one] for one in ledgers]
     for judged in together:
-        report = _report(judged, options.ignore)
+        report = _report(judged, _ignored(options))
         yield _gate(report, options)
         sys.stderr.write(f"{report.text(**reports.terminal(sys.stderr))}\n")
     sys.stderr.write(f"\n{_next(map(_short, files))}\n")
@@ -546,7 +554,7 @@ def _judge(recording: Any, options: Any) -> int:
     except LedgerFileError as error:
         _warn(f"no verdict: {error}")
         return _unjudged(str(error), options)
-    report = check(ledger, ignore=options.ignore)
+    report = check(ledger, ignore=_ignored(options))
     code = _gate(report, options)
     rank = ledger.meta.get("rank")
     if rank:

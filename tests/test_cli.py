@@ -435,10 +435,17 @@ def test_check_fails_where_it_was_asked_to(tmp_path: Path, capsys: pytest.Captur
         assert said(capsys, "check", "--fail-on", least, tmp_path / "x.ledger")[0] == fails
 
 
+def test_a_comment_that_ignores_no_rule_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger(wrong=True, comment="  # accumviz: ignore[loss-not-divide]").save(tmp_path / "x.ledger")
+    out = said(capsys, "check", tmp_path / "x.ledger")[1]
+    assert "No rule is called 'loss-not-divide', as the comment on this line has it." in " ".join(out.split())
+
+
 @pytest.mark.parametrize(
     ("comment", "options"),
     [
         ("", ("--ignore", f"tail-dropped,{NAMED}")),
+        ("", ("--select", "tail-dropped")),
         ("  # meant  # accumviz: ignore[tail-dropped, loss-not-divided]", ()),
     ],
 )
@@ -463,7 +470,7 @@ def test_what_is_ignored_is_counted_and_leaves_a_condition(
 
 @pytest.mark.parametrize(
     ("comment", "options"),
-    [("  # accumviz: ignore[tail-dropped]", ()), ("", ("--ignore", "tail-dropped"))],
+    [("  # accumviz: ignore[tail-dropped]", ()), ("", ("--ignore", "tail-dropped")), ("", ("--select", NAMED))],
 )
 def test_other_findings_are_not_ignored(
     comment: str, options: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -474,7 +481,7 @@ def test_other_findings_are_not_ignored(
     assert "ignored" not in out.replace(comment, "")
 
 
-@pytest.mark.parametrize("command", ["check --ignore", "run --ignore", "explain"])
+@pytest.mark.parametrize("command", ["check --ignore", "check --select", "run --ignore", "explain"])
 def test_a_rule_that_there_is_not_is_misuse_with_the_nearest_name(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

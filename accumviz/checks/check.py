@@ -147,7 +147,7 @@ def _report(judged: list[_Judged], rules: Set[str]) -> Report:
         meant = "what is ignored is meant"
         condition = f"{meant}, and if {condition}" if condition else meant
     return Report(
-        tuple(each for each in findings if each not in ignored),
+        tuple(_with_misspelt(each) for each in findings if each not in ignored),
         _reason(judged),
         unjudged,
         dict(counts),
@@ -166,6 +166,16 @@ def _ignored_on_its_line(finding: Finding) -> list[str]:
     line = dict(finding.around).get(finding.line, finding.source)
     comment = re.search(r"#\s*accumviz:\s*ignore\[(.*?)\]", line)
     return re.split(r"[,\s]+", comment[1]) if comment else []
+
+
+def _with_misspelt(finding: Finding) -> Finding:
+    """Say in a finding which names of the comment on its line no rule has."""
+    known = {rule.name for rule in RULES}
+    for name in _ignored_on_its_line(finding):
+        if name not in known:
+            said = f"{finding.cause} No rule is called {name!r}, as the comment on this line has it."
+            finding = replace(finding, cause=said)
+    return finding
 
 
 def _reason(judged: list[_Judged]) -> str:
