@@ -118,3 +118,23 @@ def test_a_schedule_that_goes_on_in_skipped_steps_is_a_condition(waits: bool, sa
     report = av.check(recording)
     assert report.counts["skipped steps"] == 4
     assert ("goes on" in report.condition, report.condition.startswith(said)) == (bool(said), True)
+
+
+@pytest.mark.parametrize(("by_hand", "found"), [(lambda g: g.add_(1e-3), True), (lambda g: g.div_(1024), False)])
+def test_a_change_by_hand_excuses_a_clip_of_scaled_gradients_only_if_it_unscales(
+    by_hand: Callable[[Tensor], Tensor], found: bool
+) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with av.record(model, optimizer) as recording:
+        for _ in range(4):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(8, 3)).square().mean()).backward()
+            for parameter in model.parameters():
+                by_hand(parameter.grad)
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            scaler.step(optimizer)
+            scaler.update()
+    rules = [finding.rule for finding in av.check(recording).findings]
+    assert ("clip-scaled-grads" in rules) == found

@@ -256,9 +256,14 @@ def _clips_scaled(optimizer: OptimizerHistory, scaled: list[int], clip: int) -> 
     if not inside or scaled_limit or optimizer.clip_ratio(clip) >= 1 - SAME:
         return False
     unscales = between(optimizer.changing["unscale"], since, clip)
-    # A hand may have unscaled.
     edits = between(optimizer.changing["edit"], inside[-1], clip)
-    return not (unscales or edits)
+    return not (unscales or any(_may_unscale(optimizer, edit) for edit in edits))
+
+
+def _may_unscale(optimizer: OptimizerHistory, edit: int) -> bool:
+    """Return whether a hand may have unscaled what is in `.grad`: it is less now, by half or more, or not known."""
+    before, after = optimizer.ledger.grad[[edit - 1, edit]][:, optimizer.columns]
+    return not np.nansum(after) > np.nansum(before) / 2
 
 
 @for_each_optimizer
