@@ -237,8 +237,25 @@
     go();
   }
 
+  /** Whatever fills the screen goes back; else this fills it. @param {Element} part */
+  const filling = (part) => (document.fullscreenElement ? document.exitFullscreen() : part.requestFullscreen());
+
+  /** A figure fills the screen, and comes back by the same button or Escape. */
+  function enlarging() {
+    if (!document.fullscreenEnabled) return;
+    for (const caption of all("figure > figcaption")) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "book-enlarge";
+      button.title = button.ariaLabel = "Enlarge this figure";
+      button.textContent = "⤢";
+      button.addEventListener("click", () => filling(caption.parentElement || root));
+      (caption.querySelector("p:last-of-type") ?? caption).append(button);
+    }
+  }
+
   predictions();
-  pressed(".book-full", () => (document.fullscreenElement ? document.exitFullscreen() : root.requestFullscreen()));
+  pressed(".book-full", () => filling(root));
   colours();
   chapters();
   searching();
@@ -247,4 +264,5 @@
   code();
   marks();
   claims();
+  enlarging();
 }

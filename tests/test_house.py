@@ -116,7 +116,7 @@ def test_modules_are_looked_up_by_name_in_two_places_only() -> None:
 # A function asks more of its reader with each of these, and with each operand of a boolean operator after the first.
 BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.ExceptHandler, ast.Assert, ast.comprehension, ast.Lambda)
 # Today's figures: each landing may lower them, none may raise them.
-MOST_OVER_15, MOST_COMPLEX, MEAN = 0, 14, 3.68
+MOST_OVER_15, MOST_COMPLEX, MEAN = 0, 14, 3.64
 
 
 def complexity(function: ast.AST) -> int:

@@ -75,3 +75,24 @@ def test_a_transport_stays_in_sight_while_more_panes_are_read(width: int, watch:
     box = bar.bounding_box()
     assert 0 <= box["y"] <= page.viewport_size["height"] - box["height"]
     explorer.get_by_role("button", name="previous event").click(trial=True)
+
+
+def test_a_figure_is_enlarged_and_comes_back(watch: Open, address: Address) -> None:
+    watched = watch(viewport={"width": 1280, "height": 800})
+    page = watched.page
+    page.goto(address("chapters/04_shares.html", "file"))
+    figure = page.locator("#fig-eight")
+    drawing = figure.locator("svg").first
+
+    def width() -> float:
+        return float(drawing.evaluate("drawing => drawing.getBoundingClientRect().width"))
+
+    before = width()
+    button = figure.get_by_role("button", name="Enlarge this figure")
+    button.click()
+    page.wait_for_function("document.fullscreenElement?.id === 'fig-eight'")
+    assert width() > 1.5 * before
+    button.click()
+    page.wait_for_function("document.fullscreenElement === null")
+    assert width() == before
+    assert watched.complaints == watched.foreign == []

@@ -21,7 +21,7 @@ export default [
       "max-len": ["error", { code: 120 }],
       "max-depth": ["error", 3],
       "max-lines-per-function": ["error", { max: 100, skipBlankLines: true, skipComments: true }],
-      "max-lines": ["error", 250],
+      "max-lines": ["error", 280],
       "max-params": ["error", 6],
       "no-restricted-properties": [
         "error",
