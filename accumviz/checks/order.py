@@ -396,11 +396,10 @@ def learning_rates(optimizer: OptimizerHistory) -> str:
 def _clipped_alone(optimizer: OptimizerHistory) -> list[int]:
     """Return the clips of one line before a step, each of some of an optimizer's gradients by their own norm."""
     clips = optimizer.changing["clip"]
-    lines = optimizer.sites[clips]
+    sites = optimizer.sites
     for step, window in optimizer.windows.items():
         before = between(clips, window[-1], step)
-        of_line = clips[lines == optimizer.sites[before[0]]] if before else clips[:0]
-        alone = between(of_line, window[-1], step)
+        alone = [clip for clip in before if sites[clip] == sites[before[0]]]
         if len(alone) > 1 and min(map(optimizer.clip_ratio, alone)) < 1 - SAME:
             return alone
     return []
@@ -411,11 +410,11 @@ def _ends_early(optimizer: OptimizerHistory) -> str:
     schedules = _schedules(optimizer)
     labels = optimizer.events.column("label")[schedules]
     horizons = optimizer.events.detail("horizon", math.nan)[schedules]
-    for label in np.unique(labels[np.isfinite(horizons)]).tolist():
+    whole = optimizer.ledger.meta.get("ended") == "exit"
+    for label in np.unique(labels[np.isfinite(horizons)]).tolist() if whole else ():
         mine = labels == label
         taken, horizon = np.count_nonzero(mine), np.nansum(horizons[mine])
-        whole = optimizer.ledger.meta.get("ended") == "exit"
-        if whole and 2 * taken <= horizon:
+        if 2 * taken <= horizon:
             return f"a script that ends after {taken} of the {horizon:g} steps of its schedule is meant"
     return ""
 

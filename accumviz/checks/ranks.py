@@ -395,9 +395,8 @@ def conditions_of_ranks(ranks: Sequence[RankSummary]) -> Iterator[str]:
         yield "ranks that step a different number of times are meant"
     if any(map(_step_apart, norms.values())):
         yield "ranks that step on different gradients are meant"
-    if norms and max(r.began for r in ranks) > min(r.began for r in ranks) * (
-        1 + _SAME_NORM
-    ):
+    began = [rank.began for rank in ranks]
+    if norms and max(began) > min(began) * (1 + _SAME_NORM):
         yield "ranks that begin with different weights are meant"
     windows = _compared_windows(ranks)
     if windows and all(map(_is_divided_by_ranks, windows)):

@@ -516,8 +516,7 @@ class Collectives:
         """Take note of a collective, if it moves gradients or sharded parameters that are recorded."""
         inside = torch._C._current_graph_task_id() != -1
         running = self._leaves.running_here() if inside else None
-        size = sum(tensor.numel() * tensor.element_size() for tensor in whole)
-        details: Details = {"op": op, "bytes": size, "ranks": self._ranks}
+        details = self._moves(op, whole)
         if running is None:
             sync = Sync("", self._sites.find(frame), "", details)
         else:
@@ -545,6 +544,11 @@ class Collectives:
         else:
             count = sum(tensor.numel() for tensor in whole)
             self._ddp(sync, replica, count, running)
+
+    def _moves(self, op: str, whole: list[Tensor]) -> Details:
+        """Return what a collective is, and how much it moves."""
+        size = sum(tensor.numel() * tensor.element_size() for tensor in whole)
+        return {"op": op, "bytes": size, "ranks": self._ranks}
 
     def _begin(self, sync: Sync, leaves: Leaves) -> None:
         sync.details["parameters"] = [self._leaves.named.names[i] for i in leaves]
@@ -678,22 +682,30 @@ class Collectives:
         """Note an all-reduce of the user's, if it reduces any `.grad`; what it makes of them is not known."""
         leaves = self.grads_in(whole)
         if leaves:
-            sync.details["reduction"] = ""
-            self._begin(sync, leaves)
-            sync.changed = leaves
             # The library writes later, and without a new version.
-            self._leaves.update(leaves)
-            self._leaves.leave_unread(sync, leaves)
-            self._over(sync)
+            self._reduces(sync, leaves, "", self._leaves.leave_unread)
 
-    def reduced(self, leaves: Leaves, reduction: str, frame: FrameType) -> None:
-        """Note a sum or a mean of `.grad` over all ranks, which is there."""
-        details = {"op": "all-reduce", "ranks": self._ranks, "reduction": reduction}
-        sync = Sync("", self._sites.find(frame), "", details)
+    def reduced(
+        self, tensor: Tensor, leaves: Leaves, reduction: str, frame: FrameType
+    ) -> None:
+        """Note a sum or a mean over all ranks of a tensor with the `.grad` of these leaves, which is there."""
+        sync = Sync(
+            "", self._sites.find(frame), "", self._moves("all-reduce", [tensor])
+        )
+        self._reduces(sync, leaves, reduction, self._leaves.read_grads)
+
+    def _reduces(
+        self,
+        sync: Sync,
+        leaves: Leaves,
+        reduction: str,
+        read: Callable[[Sync, Leaves], None],
+    ) -> None:
+        sync.details["reduction"] = reduction
         self._begin(sync, leaves)
         sync.changed = leaves
         self._leaves.update(leaves)
-        self._leaves.read_grads(sync, leaves)
+        read(sync, leaves)
         self._over(sync)
 
     def grads_in(self, whole: list[Tensor]) -> Leaves:

@@ -483,7 +483,7 @@ def _reducing(call: Call) -> Steps:
         busy.discard(thread)
     reduction = "sum" if op == sums else "mean"
     for recording, leaves in concerned:
-        notify((recording,), "reduced", leaves, reduction, call.frame)
+        notify((recording,), "reduced", given["tensor"], leaves, reduction, call.frame)
 
 
 def _scaling(call: Call) -> Steps:

@@ -147,13 +147,12 @@ def called(item: Any, frame: Caller) -> str:
 
 def frozen_in_vain(modules: Iterable[nn.Module]) -> list[str]:
     """Return what was set to False to freeze something and is nothing that torch knows, as `layer.requires_grad`."""
-    found = {}
+    found = []
     for module in modules:
         for path, part in (*module.named_modules(), *module.named_parameters()):
-            for name in _NO_SWITCHES:
-                if vars(part).get(name) is False:
-                    found[_joined(path, name)] = part
-    return list(found)
+            vain = [name for name in _NO_SWITCHES if vars(part).get(name) is False]
+            found += [_joined(path, name) for name in vain]
+    return list(dict.fromkeys(found))
 
 
 def horizon(scheduler: Any) -> int | None:
