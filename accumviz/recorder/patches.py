@@ -481,6 +481,8 @@ def _reducing(call: Call) -> Steps:
         yield
     finally:
         busy.discard(thread)
+    if call.error is not None:
+        return  # what raised has not happened
     reduction = "sum" if op == sums else "mean"
     for recording, leaves in concerned:
         notify((recording,), "reduced", given["tensor"], leaves, reduction, call.frame)

@@ -393,3 +393,13 @@ def test_what_is_scattered_reaches_the_shard_of_its_own_parameter(sharded: Any) 
         for name in shards:
             held, added = ledger.values(name)[step.index], ledger.running_sum(name)[step.index]
             np.testing.assert_allclose(added, held, rtol=TOLERANCE, atol=1e-7)
+
+
+def test_an_all_reduce_that_raises_is_no_event() -> None:
+    w = torch.tensor([1.0], requires_grad=True)
+    with av.record(w) as recording:
+        w.square().sum().backward()
+        with pytest.raises(TypeError):
+            dist.all_reduce(w.grad, timeout=3)  # type: ignore[call-arg]
+    assert [event.kind for event in recording.ledger] == ["backward"]
+    assert recording.ledger.complete and "stopped" not in recording.ledger.meta
