@@ -182,39 +182,6 @@ class Play:
         held = (built.parameters, built.events, built.contribution, built.grad, state, built.elements)
         return Ledger(*held, meta=meta)
 
-    def beside(self, other: int = 7) -> Play:
-        """The same loop, with another network beside it that is trained rightly by an optimizer of its own."""
-        found = Play(self.owners | {"z": other})
-        found.dtypes, found.meta, found.rank = self.dtypes, self.meta, self.rank
-        for row in self.rows:
-            found.rows.append(row)
-            if row["kind"] == "step":
-                grad = row["grad"] | {"z": [1.0] * 3}
-                about = {"file": "other.py", "line": 7}
-                terms = {"terms": [term(8, 1.0)]}
-                own = {"kind": "backward", "label": "other_loss", "contribution": {"z": [1.0] * 3}, "details": terms}
-                found.rows += [
-                    own | about | {"grad": grad},
-                    {"kind": "step", "grad": grad, "details": {"optimizer": "Adam", "optimizer_index": other}} | about,
-                    {"kind": "zero_grad", "grad": row["grad"]} | about,
-                ]
-        return found
-
-    def renamed(self, **texts: str) -> Play:
-        """The same loop under other names: `old="new"` in labels and sources; `nameless="yes"` takes the sources."""
-        found = Play(self.owners)
-        found.dtypes, found.meta, found.rank = self.dtypes, self.meta, self.rank
-        nameless = texts.pop("nameless", "")
-        for row in self.rows:
-            changed = dict(row)
-            for field in ("label", "source"):
-                text = str(row.get(field, ""))
-                for old, new in texts.items():
-                    text = text.replace(old, new)
-                changed[field] = "" if nameless else text
-            found.rows.append(changed | ({"file": "", "line": 0} if nameless and row["kind"] != "backward" else {}))
-        return found
-
 
 def of(*windows: list[Any]) -> Play:
     """Windows of backwards, each of one term or of several."""

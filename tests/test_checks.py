@@ -60,41 +60,7 @@ def _saved(*held: int, each: int = 0) -> Play:
     return made
 
 
-def _owned(owner: int | None, old: str = "w") -> Play:
-    """Windows of one micro-batch, in which `new` gets gradients."""
-    made = Play({old: 0, "new": owner})
-    for _ in range(3):
-        made.backward(term(8, 1.0))
-        made.step()
-        made.zero(0)
-    return made
-
-
-# A mistake, and the loop without it.
 RIGHT = "4444csz" * 3
-CASES: dict[str, tuple[Callable[[], Play], Callable[[], Play]]] = {
-    "token-mean-of-means": (lambda: of_sizes((3, 40, 7, 110)), lambda: of_sizes((3, 40, 7, 110), "sum")),
-    "missing-zero-grad": (lambda: played("4444s" * 3), lambda: played(RIGHT)),
-    "leftover-carried": (lambda: played("(4444sz44)" * 2), lambda: played("(4444sz22)sz" * 2)),
-    "tail-dropped": (lambda: played("(z4444sz44)" * 2), lambda: played("(z4444sz22sz)" * 2)),
-    "clip-scaled-grads": (lambda: played("22cusz" * 2, amp=1024), lambda: played("22ucsz" * 2, amp=1024)),
-    "scheduler-per-micro-batch": (lambda: played("4l4l4l4szl" * 2), lambda: played("4444szl" * 2)),
-    "ddp-unsynced-step": (
-        lambda: _ddp([False] * 4, [True, True, True, False]),
-        lambda: _ddp([False, False, False, True], [True, True, True, False]),
-    ),
-    "no-sync-excludes-forward": (
-        lambda: _ddp([True] * 4, [True, True, True, False]),
-        lambda: _ddp([False, False, False, True], [True, True, True, False]),
-    ),
-    "graph-retained": (lambda: _saved(*range(6), each=1), lambda: _saved(*[0] * 6)),
-    "wrong-divisor": (lambda: played("5555sz" * 3, said=True), lambda: played("4444sz" * 3, said=True)),
-    "backward-after-unscale": (lambda: played("2u2sz" * 2, amp=1024), lambda: played("22usz" * 2, amp=1024)),
-    "gan-gradient-leak": (lambda: _gan(zeroed=False), lambda: _gan(zeroed=True)),
-    "parameter-outside-or-twice": (lambda: _owned(None), lambda: _owned(0)),
-    "uneven-shares": (lambda: played("1234sz" * 3, said=True), lambda: played(RIGHT)),
-    "sums-differ": (lambda: played("4444sz2222sz" * 2, said=True), lambda: played(RIGHT)),
-}
 
 
 def judged(made: Play | Ledger) -> Report:
@@ -105,12 +71,12 @@ def found(made: Play | Ledger) -> list[str]:
     return [finding.rule for finding in judged(made).findings]
 
 
-def _ddp(armed: list[bool], no_sync: list[bool], *, sync: bool = True, times: int = 2, seed: int = 0) -> Play:
+def _ddp(armed: list[bool], no_sync: list[bool], seed: int = 0) -> Play:
     play = Play(seed=seed)
-    for _ in play.each(range(times)):
+    for _ in play.each(range(2)):
         for one, other in zip(armed, no_sync, strict=True):
             play.backward(armed=one, armed_line=3, no_sync=other)
-            if one and sync:
+            if one:
                 play.weights = {n: {b: w / 2 for b, w in ws.items()} for n, ws in play.weights.items()}
                 play.touched(play._put("sync", within="backward", details={"op": "all-reduce", "ranks": 2}), ["w", "v"])
     return play
@@ -272,7 +238,7 @@ def test_files_that_are_judged_one_after_the_other_say_what_they_say_as_one(play
 
 
 def test_a_mistake_of_one_rank_explains_nothing_on_another() -> None:
-    plays = [CASES["missing-zero-grad"][0](), CASES["leftover-carried"][0]()]
+    plays = [played("4444s" * 3), played("(4444sz44)" * 2)]
     for rank, play in enumerate(plays):
         play.rank = rank
     findings = check_ranks([play.ledger for play in plays]).findings
@@ -285,21 +251,6 @@ def test_a_rank_that_cannot_be_judged_is_named() -> None:
     report = check_ranks([one, two])
     assert report.verdict == "no verdict"
     assert report.reason.startswith("rank 1: the ledger is incomplete")
-
-
-def _gan(*, zeroed: bool) -> Play:
-    """Both losses reach both networks' parameters or, with `zeroed`, what leaks is erased in time."""
-    play = Play({"g": 0, "d": 1})
-    for _ in range(3):
-        if zeroed:
-            play.zero(1)
-        play.backward(term(8, 1.0), label="d_loss", into=("d",), line=20)
-        play.step(1, line=21, source="d_optimizer.step()")
-        play.zero(1)
-        play.zero(0)
-        play.backward(term(8, 1.0), label="g_loss", line=24)
-        play.step(0, line=25, source="g_optimizer.step()")
-    return play
 
 
 def _replaced(owner: int | None) -> Play:
@@ -342,26 +293,6 @@ def test_a_script_that_ended_with_an_error_is_not_healthy() -> None:
     for ended, verdict in (("ValueError: x", "no verdict"), ("exit", "healthy"), ("KeyboardInterrupt", "healthy")):
         play.meta["ended"] = ended
         assert av.check(play.ledger).verdict == verdict
-
-
-@pytest.mark.parametrize("name", sorted(CASES))
-@pytest.mark.parametrize("disguise", ["as it is", "other names", "another network beside it", "no source"])
-def test_the_mistake_is_the_only_finding(name: str, disguise: str) -> None:
-    play = CASES[name][0]()
-    if disguise == "other names":
-        play = play.renamed(optimizer="self.trainer.opts[0]", loss="objective", scheduler="warmup")
-    elif disguise == "no source":
-        play = play.renamed(nameless="yes")
-    elif disguise == "another network beside it":
-        play = play.beside()
-    (finding,) = av.check(play.ledger).findings
-    assert finding.rule == name and finding.evidence and finding.cause.endswith(".")
-    assert all(re.fullmatch(r"[-+ ] \S.*", line) for line in finding.suggestion.splitlines())
-
-
-@pytest.mark.parametrize("name", sorted(CASES))
-def test_the_healthy_loop_stays_healthy_beside_another_network(name: str) -> None:
-    assert found(CASES[name][1]().beside()) == []
 
 
 def _helper() -> Play:
@@ -713,7 +644,6 @@ FOUND: dict[str, tuple[Callable[[], Play | Ledger], list[str]]] = {
         lambda: _ranks(_synced(30, 1 / 70, "sum"), _synced(110, 1 / 70, "sum")),
         [],
     ),
-    "a leak that is zeroed": (lambda: _gan(zeroed=True), []),
     "a leak through one line": (lambda: _in_one_function(zeroed=False), ["gan-gradient-leak", "loss-not-divided"]),
     "a leak through one line that is zeroed": (lambda: _in_one_function(zeroed=True), []),
     "two networks that are zeroed together": (lambda: _zeroed_in_one_network(inside=False), []),
@@ -1111,7 +1041,9 @@ def test_without_a_verdict_every_format_says_what_has_to_be_meant(reaches: tuple
 
 
 def test_a_report_carries_no_text_that_a_page_would_run() -> None:
-    play = windows(4, 4, factor=1.0).renamed(loss="<script>x</script>\x1b[2J")
+    play = windows(4, 4, factor=1.0)
+    for row in play.rows:
+        row["label"] = row["source"] = "<script>x</script>\x1b[2J"
     report = av.check(play.ledger)
     assert "<script>" not in report.to_html() and "\x1b" not in repr(report)
     hostile = replace(report.findings[0], file="a\n::error::b,c:d", cause="100%\r\n::error::", suggestion="- \x1b[2J")

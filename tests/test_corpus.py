@@ -1,10 +1,15 @@
 """Each mistake of the corpus is found on its line, and nothing in its right twin, nor in loops that are right."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import accumviz as av
 from accumviz.checks.check import RULES, check_ranks
@@ -15,36 +20,78 @@ from tests.corpus.scripts import Script, run, scripts
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
 MISTAKES = {script.name: script for script in scripts("mistakes")}
+# Another network shares the mistake, runs inside the closure, or is all that is still reached.
+NOT_BESIDE = {
+    "a_closure_that_is_zeroed_outside_it",
+    "a_sum_for_a_log_with_its_graph_of_which_each_backward_runs_all_so_far",
+    "graphs_kept_in_a_list",
+    "layers_replaced_after_the_optimizer_was_made",
+    "one_autocast_around_the_whole_loop",
+}
+BESIDE = [(name, beside) for name in MISTAKES for beside in (False, True) if not beside or name not in NOT_BESIDE]
 
 
 def serious(report: Report) -> list[Finding]:
     return [finding for finding in report.findings if finding.severity != "note"]
 
 
-def judged(script: Script, folder: Path, *, right: bool) -> Report:
+@contextmanager
+def another_network() -> Iterator[dict[str, Any]]:
+    """What else is to be recorded: a network that is trained rightly with each step of another optimizer."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(stepped: torch.optim.Optimizer, *_: Any) -> None:
+        if stepped is not optimizer:
+            model(torch.ones(2, 2)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    hook = register_optimizer_step_post_hook(train)
+    try:
+        yield {"another": model, "its_optimizer": optimizer}
+    finally:
+        hook.remove()
+
+
+def recorded(script: Script, path: Path, *, right: bool, beside: bool = False) -> Ledger:
+    """Run a loop or its right twin in a file of its own."""
     torch.manual_seed(0)
     recordings: list[Any] = []
+    with another_network() if beside else nullcontext({}) as others:
 
-    def record(*objects: Any, **settings: Any) -> Any:
-        recordings.append(av.record(*objects, **settings))
-        return recordings[0]
+        def record(*objects: Any, **settings: Any) -> Any:
+            recordings.append(av.record(*objects, **settings, **others))
+            return recordings[0]
 
-    run(script.text(right=right), script.name, folder / "loop.py", record)
-    return av.check(recordings[0])
+        run(script.text(right=right), script.name, path, record)
+    ledger: Ledger = recordings[0].ledger
+    return ledger
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_the_only_finding_and_on_its_line(name: str, tmp_path: Path) -> None:
+def without_names(ledger: Ledger) -> Ledger:
+    """The same loop where nothing is known of its code but line numbers."""
+    events = [replace(event, label="", source="") for event in ledger]
+    numbers = (ledger.contribution, ledger.grad, ledger.state, ledger.elements)
+    return Ledger(ledger.parameters, events, *numbers, meta=ledger.meta)
+
+
+@pytest.mark.parametrize(("name", "beside"), BESIDE)
+def test_a_mistake_is_the_only_finding_and_on_its_line(name: str, beside: bool, tmp_path: Path) -> None:
     script = MISTAKES[name]
-    report = judged(script, tmp_path, right=False)
-    every = serious(report) or report.findings
-    found = [(finding.rule, Path(finding.file).name, finding.line) for finding in every]
-    assert found == [(script.rule, "loop.py", script.line)], report
+    ledger = recorded(script, tmp_path / "loop.py", right=False, beside=beside)
+    for report in map(av.check, (ledger, without_names(ledger))):
+        every = serious(report) or report.findings
+        found = [(finding.rule, Path(finding.file).name, finding.line) for finding in every]
+        assert found == [(script.rule, "loop.py", script.line)], report
+        assert every[0].evidence or every[0].severity == "note"
+        assert every[0].cause.endswith(".")
+        assert all(re.fullmatch(r"[-+ ] .*\S", line) for line in every[0].suggestion.splitlines())
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_the_right_twin_is_healthy(name: str, tmp_path: Path) -> None:
-    report = judged(MISTAKES[name], tmp_path, right=True)
+@pytest.mark.parametrize(("name", "beside"), BESIDE)
+def test_the_right_twin_is_healthy(name: str, beside: bool, tmp_path: Path) -> None:
+    report = av.check(recorded(MISTAKES[name], tmp_path / "loop.py", right=True, beside=beside))
     assert report.healthy and serious(report) == [], report
 
 
@@ -100,7 +147,7 @@ _SUGGESTED: dict[str, tuple[list[str], str]] = {
 def test_a_suggestion_keeps_conditions_and_is_left_out_where_it_would_not_be_reached(name: str, tmp_path: Path) -> None:
     lines, suggested = _SUGGESTED[name]
     text = _LOOP + "\n".join(" " * 12 + line for line in lines) + "\n"
-    report = judged(Script("loop", text.splitlines(), "", 0), tmp_path, right=False)
+    report = av.check(recorded(Script("loop", text.splitlines(), "", 0), tmp_path / "loop.py", right=False))
     assert [finding.suggestion for finding in serious(report)] == [suggested], report
 
 
@@ -126,7 +173,7 @@ def test_a_suggestion_keeps_conditions_and_is_left_out_where_it_would_not_be_rea
     ],
 )
 def test_a_suggestion_puts_a_call_where_the_right_twin_has_it(name: str, suggested: str, tmp_path: Path) -> None:
-    (finding,) = serious(judged(MISTAKES[name], tmp_path, right=False))
+    (finding,) = serious(av.check(recorded(MISTAKES[name], tmp_path / "loop.py", right=False)))
     assert finding.suggestion == suggested
 
 
@@ -135,24 +182,15 @@ RANKS = {script.name: script for script in scripts("ranks")}
 
 def play(loops: list[tuple[Script, bool]], folder: Path) -> list[Ledger]:
     """Run every script on one rank, one after the other."""
-    return [play_one(script, right, folder) for script, right in loops]
-
-
-def play_one(script: Script, right: bool, folder: Path) -> Ledger:
     from tests.corpus import of_ranks
 
-    recordings: list[Any] = []
-
-    def record(*objects: Any, **settings: Any) -> Any:
-        recordings.append(av.record(*objects, **settings))
-        return recordings[0]
-
-    path = folder / f"{torch.distributed.get_rank()}-{right}" / f"{script.name}.py"
-    path.parent.mkdir(exist_ok=True)
-    run(script.text(right=right), script.name, path, record)
-    of_ranks.end_groups()
-    ledger: Ledger = recordings[0].ledger
-    return ledger
+    ledgers = []
+    for script, right in loops:
+        path = folder / f"{torch.distributed.get_rank()}-{right}" / f"{script.name}.py"
+        path.parent.mkdir(exist_ok=True)
+        ledgers.append(recorded(script, path, right=right))
+        of_ranks.end_groups()
+    return ledgers
 
 
 @pytest.fixture(scope="module")
