@@ -1,1 +1,1 @@
-"""Observe torch, never steer it: the only place that imports torch."""
+"""Observe torch, never steer it: record what a program does to each `.grad`."""

@@ -645,7 +645,7 @@ class Collectives:
         count: int,
         running: Backward,
     ) -> None:
-        """Note the all-reduce of a bucket of so many elements."""
+        """Note the all-reduce of a bucket of so many elements, and the line of the forward that armed it."""
         sync.details["armed_line"] = replica.line
         sync.details["ranks"] = dist.get_world_size(replica.module.process_group)
         if replica.hooked:

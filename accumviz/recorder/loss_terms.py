@@ -1,4 +1,4 @@
-"""Read from the graph which losses a backward starts from: reduction, number of elements, constant factor.
+"""Read from a backward's graph its losses (reduction, elements, constant factor), its weights, and old copies of them.
 
 A term is a reduced loss under the root: which reduction, over how many elements, times which constant. It is read from
 what the graph's nodes saved, without unpacking it: no node runs, no user code does, and no device is waited for.
@@ -576,7 +576,7 @@ class _Reduced:
         return True
 
     def parts(self) -> list[Any]:
-        """Return the losses that were stacked or joined for this reduction; none where there are no such."""
+        """Return the nodes of the losses that were stacked or joined for this reduction; none if there are none."""
         if type(self.node).__name__ not in _JOINED:
             return []
         joined = []

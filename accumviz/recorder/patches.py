@@ -397,7 +397,7 @@ _Read = Callable[[Args, Kwargs], _Change | None]
 
 
 def _changing(kind: str, read: _Read) -> Around:
-    """Tell of a call that changes `.grad` in place those recordings whose tensors it may touch.
+    """Tell those recordings whose tensors it may touch of a call that changes `.grad` in place.
 
     Inside it, further calls of the same kind are the same event.
     """
@@ -427,7 +427,7 @@ def _changing(kind: str, read: _Read) -> Around:
 
 
 def _read_twice(call: Call) -> None:
-    """Have the tensors of a clip in a list: torch has to read them as well."""
+    """Have the tensors of a clip in a list: torch has to read them as well, and a generator can be read once."""
     if call.args and isinstance(call.args[0], Iterator):
         call.args = (list(call.args[0]), *call.args[1:])
     elif isinstance(call.kwargs.get("parameters"), Iterator):

@@ -295,7 +295,7 @@ def unseen(function: Callable[..., Any], *args: Any) -> Any:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Hide what we do to tensors from modes, subclasses and graphs of the user's.
+    """Hide what a block does to tensors from modes, as `unseen` does for a call, and from subclasses and graphs, too.
 
     >>> with quietly():
     ...     torch.is_grad_enabled()
