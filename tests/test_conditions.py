@@ -1,42 +1,73 @@
 """What a report says of loops that no rule accuses: what an optimizer did, and what has to be meant."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
 import accumviz as av
 from accumviz.checks.report import Report
 
 
-def trained(
-    loss: Callable[[Tensor, Tensor], Tensor] = lambda out, y: F.mse_loss(out[:, 0], y),
-    clip: Callable[[nn.Module], object] = lambda model: None,
-    micro: int = 1,
-    freeze: str = "",
-) -> Report:
+def line() -> tuple[nn.Module, SGD]:
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
+    return model, SGD(model.parameters(), lr=0.1)
+
+
+def trained(
+    loss: Callable[[int], Tensor],
+    model: Any,
+    optimizer: SGD,
+    *,
+    steps: int = 4,
+    K: int = 1,
+    before: Callable[[], object] = lambda: None,
+    after: Callable[[], object] = lambda: None,
+) -> Report:
+    """Judge a right loop of K losses to a step, with what is called before and after each step."""
+    with av.record(model, optimizer) as recording:
+        for _ in range(steps):
+            for n in range(K):
+                loss(n).backward()
+            before()
+            optimizer.step()
+            after()
+            optimizer.zero_grad()
+    report = av.check(recording)
+    assert report.healthy or "differently in different parameters" in report.reason, report
+    return report
+
+
+def fitted(
+    loss: Callable[[Tensor, Tensor], Tensor] = lambda out, y: F.mse_loss(out[:, 0], y),
+    clip: Callable[[nn.Module], object] = lambda model: None,
+    freeze: str = "",
+) -> str:
+    """What has to be meant where a line is fitted."""
+    model, optimizer = line()
     if freeze:
         setattr(model, freeze, False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    with av.record(model, optimizer) as recording:
-        for _ in range(4):
-            for _ in range(micro):
-                (loss(model(torch.randn(8, 3)), torch.randn(8)) / micro).backward()
-            clip(model)
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-    return av.check(recording)
+
+    def loss_of_samples(_: int) -> Tensor:
+        return loss(model(torch.randn(8, 3)), torch.randn(8))
+
+    return trained(loss_of_samples, model, optimizer, before=lambda: clip(model)).condition
 
 
 def test_a_report_says_what_each_optimizer_did() -> None:
-    report = trained(micro=2)
+    model, optimizer = line()
+    scheduler = LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+    def loss(_: int) -> Tensor:
+        return model(torch.randn(8, 3)).square().mean() / 2
+
+    report = trained(loss, model, optimizer, K=2, after=lambda: scheduler.step())
     [said] = report.steps
     assert said == (
         "optimizer: 4 steps, of 2 micro-batches with shares that add up to 1, "
@@ -51,38 +82,98 @@ REDUCED = [lambda e: e.square().mean(), lambda e: e.abs().sum() / 8, lambda e: e
 @pytest.mark.parametrize("reduce", REDUCED)
 def test_a_column_that_meets_a_row_is_a_condition(reduce: Callable[[Tensor], Tensor]) -> None:
     """`(8, 1) - (8,)` is 8 × 8, each output with each other one's target."""
-    assert "a loss of 8 × 8 numbers" in trained(lambda out, y: reduce(out - y)).condition
-    assert trained(lambda out, y: reduce(out - y[:, None])).condition == ""
+    assert "a loss of 8 × 8 numbers" in fitted(lambda out, y: reduce(out - y))
+    assert fitted(lambda out, y: reduce(out - y[:, None])) == ""
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_a_loss_of_torchs_that_stretches_its_input_is_a_condition() -> None:
-    assert "a loss of 8 × 8 numbers" in trained(F.mse_loss).condition
-    pairs = trained(lambda out, y: F.relu(1 - (out - out.T)).square().mean() + F.mse_loss(out[:, 0], y))
-    assert "numbers" not in pairs.condition, "each pair of outputs is meant"
+    assert "a loss of 8 × 8 numbers" in fitted(F.mse_loss)
+    pairs = fitted(lambda out, y: F.relu(1 - (out - out.T)).square().mean() + F.mse_loss(out[:, 0], y))
+    assert "numbers" not in pairs, "each pair of outputs is meant"
 
 
 def test_clips_of_one_parameter_each_are_a_condition() -> None:
-    def one_by_one(model: nn.Module) -> None:
-        for parameter in model.parameters():
-            nn.utils.clip_grad_norm_([parameter], 0.01)
-
     said = "2 clips before a step are meant, each by the norm of its own parameters"
-    assert said in trained(clip=one_by_one).condition
-    together = trained(clip=lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.01))
-    assert together.condition == ""
+    assert said in fitted(clip=lambda model: [nn.utils.clip_grad_norm_([p], 0.01) for p in model.parameters()])
+    assert fitted(clip=lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.01)) == ""
 
 
 def test_what_only_looks_like_freezing_is_a_condition() -> None:
-    assert "requires_grad = False is meant, which freezes nothing" in trained(freeze="requires_grad").condition
-    assert trained(freeze="training").condition == ""
+    assert "requires_grad = False is meant, which freezes nothing" in fitted(freeze="requires_grad")
+    assert fitted(freeze="training") == ""
 
 
-def script(steps: int, made_for: int) -> str:
-    """A script whose schedule is made for so many steps, and what its report says has to be meant."""
-    model = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = CosineAnnealingLR(optimizer, made_for)
+def test_frozen_parameters_and_empty_groups_of_an_optimizer_are_conditions() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    model[0].requires_grad_(requires_grad=False)
+    optimizer = SGD([{"params": model.parameters()}, {"params": []}], lr=0.1)
+    condition = trained(lambda _: model(torch.ones(2, 4)).mean(), model, optimizer).condition
+    assert "0.weight and 1 more, which optimizer has, are meant to be frozen (test_conditions.py:" in condition
+    assert "a group of optimizer without a parameter is meant (test_conditions.py:" in condition
+
+
+@pytest.mark.parametrize(
+    ("penalty", "meant"),
+    [
+        (lambda w, x, n: w.square().sum(), True),
+        (lambda w, x, n: w.abs().sum(), True),
+        (lambda w, x, n: w.square().sum() / 4, False),
+        (lambda w, x, n: w.square().sum() * (n == 0), False),
+        (lambda w, x, n: w[x.long()].square().sum(), False),  # of the samples' own rows
+        (lambda w, x, n: (w * x).square().sum(), False),
+    ],
+)
+def test_a_penalty_on_weights_in_each_micro_batch_is_a_condition(penalty: Callable[..., Any], meant: bool) -> None:
+    w, x = torch.ones(8, requires_grad=True), torch.arange(8.0)
+
+    def loss(n: int) -> Tensor:
+        return ((w * x) ** 2).mean() / 4 + 0.1 * penalty(w, x, n)
+
+    condition = trained(loss, w, SGD([w], lr=0.01), K=4).condition
+    assert ("a penalty on weights that is added 4 times in a step is meant (test_conditions" in condition) == meant
+
+
+@pytest.mark.parametrize(("start", "steps", "meant"), [(0.0, 3, True), (0.0, 1, False), (1.0, 3, False)])
+def test_a_gradient_that_is_0_in_each_window_is_a_condition(start: float, steps: int, meant: bool) -> None:
+    model = nn.ParameterDict({"a": torch.full((4, 2), start), "b": torch.zeros(2, 4)})
+
+    def loss(_: int) -> Tensor:
+        return (torch.ones(2, 4) @ model["a"] @ model["b"] - 1).square().mean() / 4
+
+    condition = trained(loss, model, SGD(model.parameters(), lr=0.1), steps=steps, K=4).condition
+    said = "a gradient of 0 in each of 12 backwards is meant for a and 1 more (test_conditions.py:"
+    assert (said in condition) == meant == bool(condition), condition
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_layers_in_a_plain_list_are_a_condition(registered: bool) -> None:
+    layers = [nn.Linear(4, 4) for _ in range(3)]
+    model = nn.Linear(4, 1)
+    model.layers = nn.ModuleList(layers) if registered else layers
+    frozen = nn.Linear(4, 4).requires_grad_(requires_grad=False)
+
+    def loss(_: int) -> Tensor:
+        return model(nn.Sequential(frozen, *layers)(torch.ones(2, 4, requires_grad=True))).mean()
+
+    condition = trained(loss, model, SGD(model.parameters(), lr=0.1)).condition
+    assert ("6 parameters that this loss reaches" in condition) is not registered
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_a_network_that_is_not_recorded_may_have_an_optimizer_of_its_own(steps: bool) -> None:
+    maker, judge = nn.Linear(4, 4), nn.Linear(4, 1)
+    of_maker, of_judge = (SGD(each.parameters(), lr=0.1) for each in (maker, judge))
+    recorded = trained(
+        lambda _: judge(maker(torch.ones(2, 4))).mean(), maker, of_maker, after=lambda: steps and of_judge.step()
+    )
+    assert ("2 parameters that this loss reaches" in recorded.condition) is not steps
+
+
+@pytest.mark.parametrize(("steps", "said"), [(4, "after 4 of the 16 steps of its schedule is meant"), (9, "")])
+def test_a_schedule_of_which_half_is_left_at_the_end_of_a_script_is_a_condition(steps: int, said: str) -> None:
+    model, optimizer = line()
+    scheduler = CosineAnnealingLR(optimizer, 16)
     recording = av.record(model, optimizer)
     recording.start()
     for _ in range(steps):
@@ -91,18 +182,13 @@ def script(steps: int, made_for: int) -> str:
         optimizer.step()
         scheduler.step()
     recording.stop("exit")
-    return av.check(recording).condition
-
-
-def test_a_schedule_of_which_half_is_left_at_the_end_of_a_script_is_a_condition() -> None:
-    assert "a script that ends after 4 of the 16 steps of its schedule is meant" in script(4, 16)
-    assert script(9, 16) == ""
+    condition = av.check(recording).condition
+    assert said in condition and bool(said) == bool(condition)
 
 
 @pytest.mark.parametrize(("waits", "said"), [(False, "a schedule that goes on in 4 steps"), (True, "")])
 def test_a_schedule_that_goes_on_in_skipped_steps_is_a_condition(waits: bool, said: str) -> None:
-    model = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = line()
     scheduler = LambdaLR(optimizer, lambda step: 1 / (1 + step))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     with av.record(model, optimizer) as recording:
@@ -124,8 +210,7 @@ def test_a_schedule_that_goes_on_in_skipped_steps_is_a_condition(waits: bool, sa
 def test_a_change_by_hand_excuses_a_clip_of_scaled_gradients_only_if_it_unscales(
     by_hand: Callable[[Tensor], Tensor], found: bool
 ) -> None:
-    model = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = line()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     with av.record(model, optimizer) as recording:
         for _ in range(4):
