@@ -57,6 +57,7 @@ class Expectation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        __tracebackhide__ = True  # pytest shows the test and the report
         self.recording.__exit__(kind, error, trace)
         if error is not None:  # what went wrong in the block is what there is to say
             return

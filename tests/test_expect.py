@@ -174,7 +174,7 @@ def test_raises(expect):
 """
 
 
-def test_the_fixture_fails_with_the_report_and_no_traceback(tmp_path: Path) -> None:
+def test_the_fixture_fails_with_the_report_and_no_frame_of_ours(tmp_path: Path) -> None:
     (tmp_path / "test_loop.py").write_text(LOOPS)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "accumviz.pytest_plugin", "-p", "no:cacheprovider"]
     done = subprocess.run(
@@ -186,7 +186,8 @@ def test_the_fixture_fails_with_the_report_and_no_traceback(tmp_path: Path) -> N
         env={"PYTHONPATH": str(ROOT), "PATH": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )
     assert "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr
-    assert "expected otherwise: the shares of the step at event 4 add up to 4, expected 1\nReport: " in done.stdout
+    assert "expected otherwise: the shares of the step at event 4 add up to 4, expected 1" in done.stdout
+    assert "E       Report: " in done.stdout
     assert "loss-not-divided" in done.stdout
     assert "Traceback" not in done.stdout
     assert "another exception" not in done.stdout
