@@ -18,7 +18,6 @@ VIEWS = {
     "Graph": ("accumviz.views.graph", "graph_html"),
     "Report": ("accumviz.views.tables", "report_html"),
     "Comparison": ("accumviz.views.tables", "comparison_html"),
-    "Provenance": ("accumviz.views.tables", "provenance_html"),
 }
 # On a page of its own, a view brings the two grounds that a book or a notebook has anyway.
 _PAGE = """

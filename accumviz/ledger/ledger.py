@@ -71,7 +71,7 @@ _COLUMNS = [
 
 
 @dataclass(frozen=True, eq=False)
-class Provenance(Displayed):
+class Provenance:
     """The loss × parameter matrix: summed contribution norms, and how many contributions there were.
 
     `labels` name the rows of `total` and `count`, `parameters` their columns.

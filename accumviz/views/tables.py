@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from accumviz.checks.compare import Comparison, place
 from accumviz.checks.report import Finding, Report, address
-from accumviz.ledger.ledger import PRESENT, Event, Ledger, Provenance
+from accumviz.ledger.ledger import PRESENT, Event, Ledger
 from accumviz.show import counted, escape, literal, marked, table
 from accumviz.views import style, words
 
@@ -86,7 +86,8 @@ def ledger_html(ledger: Ledger) -> str:
     True
     """
     parameters = range(min(len(ledger.parameters), _MOST_PARAMETERS))
-    events, notes = _ends(ledger.events, "events")
+    events, ends = words.first_and_last(ledger.events)
+    notes = [f"Shown: the {ends}."] if ends else []
     if len(ledger.parameters) > _MOST_PARAMETERS:
         of = f"{len(ledger.parameters):,} parameters"
         notes.append(f"Shown: the first {_MOST_PARAMETERS} of {of}.")
@@ -100,13 +101,14 @@ def ledger_html(ledger: Ledger) -> str:
     has_loss = not all(math.isnan(event.loss) for event in events)
     rows = [_row(ledger, event, parameters, has_loss=has_loss) for event in events]
     head = _head(ledger, parameters, has_loss=has_loss) if rows else ""
-    return _framed("ledger", caption, head, rows, notes)
-
-
-def _ends(rows: Sequence[Any], noun: str) -> tuple[list[Any], list[str]]:
-    """Return the first and the last rows of many, and a note about the rest."""
-    chosen, ends = words.first_and_last(rows, noun)
-    return chosen, [f"Shown: the {ends}."] if ends else []
+    below = "".join(f"<p>{note}</p>" for note in notes)
+    # The table scrolls in a box by itself, so that a narrow page does not.
+    return (
+        f'<div class="accumviz av-ledger"><style>{style.CSS}{_LEDGER_CSS}</style>'
+        '<div class="av-scroll" tabindex="0" role="group" aria-label="ledger">'
+        f"<table><caption><span>{escape(caption)}</span></caption><thead>{head}</thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>{below}</div>"
+    )
 
 
 def _head(
@@ -194,43 +196,6 @@ def _number(
 ) -> str:
     """Write the number alone: that it is a norm stands in the head of its column."""
     return escape(words.value(ledger, event, p, of).removeprefix("‖·‖ "))
-
-
-def provenance_html(provenance: Provenance) -> str:
-    """Show which loss wrote into which parameter: the loss × parameter matrix of summed contribution norms.
-
-    Parameters are rows, losses columns; at most 40 parameters (the first and the last), with a note about the rest.
-    """
-    chosen, notes = _ends(range(len(provenance.parameters)), "parameters")
-    rows = []
-    for p in chosen:
-        row = f'<th scope="row">{_name(provenance.parameters[p], 40)}</th>'
-        for total, count in zip(provenance.total, provenance.count, strict=True):
-            written = f"{style.number(total[p])} ({count[p]} ×)"
-            row += f'<td class="av-n">{written if count[p] else "nothing"}</td>'
-        rows.append(f"<tr>{row}</tr>")
-    head = '<th scope="col">parameter</th>'
-    for label in provenance.labels:
-        head += f'<th class="av-n" scope="col">{_name(label or "backward", 28)}</th>'
-    caption = "What each loss added to each .grad: the sum of the norms of its contributions, and their number."
-    return _framed("which loss wrote where", caption, f"<tr>{head}</tr>", rows, notes)
-
-
-def _framed(
-    label: str,
-    caption: str,
-    head: str,
-    rows: Sequence[str],
-    notes: Iterable[str],
-) -> str:
-    """Frame a table in a box that scrolls by itself, so that a narrow page does not."""
-    below = "".join(f"<p>{note}</p>" for note in notes)
-    return (
-        f'<div class="accumviz av-ledger"><style>{style.CSS}{_LEDGER_CSS}</style>'
-        f'<div class="av-scroll" tabindex="0" role="group" aria-label="{label}">'
-        f"<table><caption><span>{escape(caption)}</span></caption><thead>{head}</thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>{below}</div>"
-    )
 
 
 # --- reports --------------------------------------------------------------------------------------

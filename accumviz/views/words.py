@@ -296,7 +296,7 @@ def story(
 ) -> list[str]:
     """Tell a ledger in sentences: what it holds, then event by event (the first and last of many)."""
     sentences = [overview(ledger, events, parameters)]
-    chosen, ends = first_and_last(events, "events")
+    chosen, ends = first_and_last(events)
     if ends:
         sentences.append(f"The {ends}:")
     weighed: dict[int, str] = {}
@@ -308,13 +308,13 @@ def story(
     return sentences
 
 
-def first_and_last(rows: Sequence[Any], noun: str) -> tuple[list[Any], str]:
-    """Return the first and the last of many rows, and which those are; nothing is said where they are all."""
-    if len(rows) <= MOST_ROWS:
-        return list(rows), ""
+def first_and_last(events: Sequence[Any]) -> tuple[list[Any], str]:
+    """Return the first and the last of many events, and which those are; nothing is said where they are all."""
+    if len(events) <= MOST_ROWS:
+        return list(events), ""
     half = MOST_ROWS // 2
-    ends = f"first {half} and the last {half} of {len(rows):,} {noun}"
-    return [*rows[:half], *rows[-half:]], ends
+    ends = f"first {half} and the last {half} of {len(events):,} events"
+    return [*events[:half], *events[-half:]], ends
 
 
 class Group(NamedTuple):

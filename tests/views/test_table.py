@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from accumviz.ledger.ledger import Ledger, Parameter
-from accumviz.views.tables import ledger_html, provenance_html
+from accumviz.views.tables import ledger_html
 from tests.toys import W, backward, large
 
 ON_LINE_7 = {"line": 7, "source": "loss.backward()"}
@@ -56,12 +56,9 @@ def test_every_text_is_escaped() -> None:
     row = {"kind": "backward", "label": evil, "source": evil, "contribution": {evil: 1}, "grad": {evil: 1}}
     second = row | {"label": "other"}
     step = {"kind": "step", "details": {"optimizer": evil}, "within": evil}
-    for html in (
-        ledger_html(ledger := Ledger.build([parameter], [row, second, step])),
-        provenance_html(ledger.provenance()),
-    ):
-        assert "<script" not in html
-        assert '"1"' not in html
+    html = ledger_html(Ledger.build([parameter], [row, second, step]))
+    assert "<script" not in html
+    assert '"1"' not in html
 
 
 def test_values_that_are_not_finite_are_written() -> None:
