@@ -1,4 +1,4 @@
-"""Make text and numbers safe for a page, build the page around them, and name the view of each class."""
+"""Make text and numbers safe for a page, and build the page around them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,12 @@ import html
 import math
 import re
 from collections.abc import Iterable
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from accumviz import arguments
 
-# class name -> module of the view, and its function; resolved only when somebody asks.
-VIEWS = {
-    "Ledger": ("accumviz.views.tables", "ledger_html"),
-    "Graph": ("accumviz.views.graph", "graph_html"),
-    "Report": ("accumviz.views.tables", "report_html"),
-    "Comparison": ("accumviz.views.tables", "comparison_html"),
-}
 # On a page of its own, a view brings the two grounds that a book or a notebook has anyway.
 _PAGE = """
 :root { color-scheme: light dark; }
@@ -185,6 +178,9 @@ def save_result(path: str | Path, result: Any) -> None:
 class Displayed:
     """Something a notebook shows as static, self-contained HTML, with its `repr` as the text fallback."""
 
+    # The function that makes the HTML, which is imported when somebody asks for it.
+    _shown_by = ""
+
     @property
     def words(self) -> list[str]:
         """What is shown, in lines of text."""
@@ -203,10 +199,7 @@ class Displayed:
 
         Raises `ImportError` when the view lacks a library; the message says which.
         """
-        # A class derived from one of these is shown as it is.
-        kind = next(one for one in type(self).__mro__ if _is_viewed(one))
-        module, function = VIEWS[kind.__name__]
-        text: str = getattr(import_module(module), function)(self)
+        text: str = resolve_name(self._shown_by)(self)
         return text
 
     def save(self, path: str | Path) -> None:
@@ -221,7 +214,3 @@ class Displayed:
             )
         title = f"accumviz {type(self).__name__.lower()}"
         save_page(path, title, self.to_html())
-
-
-def _is_viewed(kind: type) -> bool:
-    return kind.__name__ in VIEWS and kind.__module__.startswith("accumviz.")

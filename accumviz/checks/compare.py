@@ -84,6 +84,8 @@ class Comparison(Displayed):
     rounding (None: none does). `parting` is the first event at which the recordings part.
     """
 
+    _shown_by = "accumviz.views.tables:comparison_html"
+
     steps: tuple[StepPair, ...]
     first: int | None
     parting: Parting | None

@@ -113,6 +113,8 @@ class Report(Displayed):
     micro-batches with shares that add up to 1, at a learning rate of 0.1".
     """
 
+    _shown_by = "accumviz.views.tables:report_html"
+
     findings: tuple[Finding, ...] = ()
     reason: str = ""
     unjudged: Mapping[str, str] = field(default_factory=dict)

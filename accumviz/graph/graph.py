@@ -136,6 +136,8 @@ class Graph(Displayed):
        1  AccumulateGrad  a
     """
 
+    _shown_by = "accumviz.views.graph:graph_html"
+
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...] = ()
     roots: tuple[int, ...] = ()

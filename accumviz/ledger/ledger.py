@@ -115,6 +115,8 @@ class Ledger(Arrays, Displayed):
     [0, 1]
     """
 
+    _shown_by = "accumviz.views.tables:ledger_html"
+
     @classmethod
     def build(
         cls, parameters: list[Parameter], rows: list[dict[str, Any]], **kwargs: Any
