@@ -84,18 +84,17 @@ _UNMEASURED: dict[str, Any] = {"edge": MUTED, "hatch": "xx", "linewidth": 0}
 def timeline(
     ledger: Ledger | Recorded,
     *,
-    parameters: str | int | Iterable[str | int] | None = None,
-    events: slice | Iterable[int] | None = None,
+    parameters: str | Iterable[str | int] | None = None,
+    events: slice = slice(None),
 ) -> PageFigure:
     """Draw what every event added to, and left in, each `.grad`.
 
     Each parameter is one lane, with the contributions live in `.grad` as stacked bars and the
     numbers that have room. `parameters` are names, indices or patterns (`"encoder.*"`), `events`
-    a slice or indices; of more than 8 parameters or 96 events the first ones are drawn, and a note
+    a slice; of more than 8 parameters or 96 events the first ones are drawn, and a note
     says so: a large ledger is for `av.play`.
 
-    Raises `KeyError` for an unknown parameter, `IndexError` for an unknown event, `TypeError` for
-    what is neither.
+    Raises `KeyError` for an unknown parameter, `TypeError` for events that are no slice.
 
     >>> import accumviz as av
     >>> from accumviz.ledger.ledger import Parameter
@@ -107,7 +106,9 @@ def timeline(
     """
     ledger = recorded(ledger, "timeline")
     rows = _parameters(ledger, parameters)
-    chosen = _events(ledger, events)
+    if not isinstance(events, slice):
+        raise TypeError(f"events={events!r:.80}; expected a slice, as in slice(0, 8)")
+    chosen = list(range(len(ledger))[events])
     story = words.story(ledger, chosen, rows)
     with drawing():
         if not chosen or not rows:
@@ -130,12 +131,10 @@ def _nothing(what: str) -> PageFigure:
     return canvas.finish(40)
 
 
-def _parameters(
-    ledger: Ledger, wanted: str | int | Iterable[str | int] | None
-) -> list[int]:
+def _parameters(ledger: Ledger, wanted: str | Iterable[str | int] | None) -> list[int]:
     if wanted is None:
         return list(range(len(ledger.parameters)))
-    if isinstance(wanted, str) or not isinstance(wanted, Iterable):
+    if isinstance(wanted, str):
         wanted = [wanted]
     chosen: list[int] = []
     names = [parameter.name for parameter in ledger.parameters]
@@ -145,20 +144,6 @@ def _parameters(
             matches = fnmatch.filter(names, one)
         chosen += map(ledger.index, matches or [one])
     return list(dict.fromkeys(chosen))
-
-
-def _events(ledger: Ledger, wanted: slice | Iterable[int] | None) -> list[int]:
-    every = range(len(ledger))
-    expected = (
-        f"events={wanted!r:.80}; expected a slice or indices of "
-        f"this ledger's {len(ledger)} events, as in events=[0]"
-    )
-    try:
-        if wanted is None or isinstance(wanted, slice):
-            return list(every[wanted or slice(None)])
-        return sorted({every[e] for e in wanted})
-    except (IndexError, TypeError) as error:
-        raise type(error)(expected) from None
 
 
 def _draw(
