@@ -9,7 +9,7 @@ import keyword
 import math
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,9 +45,8 @@ _SHARES = {
     "used": "used by an earlier step, too",
     "unseen": "unknown",
 }
-# Lines: of a file that is shown whole, around one with an event, of all that is shown; letters of one line.
-_WHOLE = 48
-_AROUND = 4
+# Lines: around one with an event, of all that is shown; letters of one line.
+_AROUND = 24
 _MOST_LINES = 400
 _LONGEST = 400
 # So many empty lines may stand between two definitions.
@@ -583,7 +582,7 @@ def listing(
         shown = sorted(lines.items())
         text = ledger.sources.get(file, "")
         if text:
-            shown = _stretches(text.expandtabs(4).splitlines(), sorted(lines))
+            shown = _stretches(text.expandtabs(4).splitlines(), lines)
         written = []
         for n, line in shown[:_MOST_LINES]:
             at[file, n] = count
@@ -610,27 +609,18 @@ def _colored(line: str) -> list[Any]:
     return [piece for piece in pieces if piece]
 
 
-def _stretches(text: list[str], lines: list[int]) -> list[tuple[int, str]]:
-    """Return the lines around these, all of a short file or stretch; between stretches a line with the number 0."""
-    near = _near(lines, len(text)) - _left_out(text)
+def _stretches(text: list[str], lines: Iterable[int]) -> list[tuple[int, str]]:
+    """Return the lines around these; between stretches a line with the number 0."""
+    near: set[int] = set()
+    for line in lines:
+        near.update(range(line - _AROUND, line + _AROUND + 1))
+    near -= _left_out(text)
     shown: list[tuple[int, str]] = []
     for n in sorted(near & set(range(1, len(text) + 1))):
         if shown and n > shown[-1][0] + 1:
             shown.append((0, ""))
         shown.append((n, text[n - 1]))
     return shown
-
-
-def _near(lines: list[int], count: int) -> set[int]:
-    """Return the numbers around those of some lines of a file; it may have fewer."""
-    if count <= _WHOLE:
-        return set(range(count + 1))
-    near: set[int] = set()
-    if lines[-1] - lines[0] <= _WHOLE:
-        near.update(range(lines[0], lines[-1]))
-    for line in lines:
-        near.update(range(line - _AROUND, line + _AROUND + 1))
-    return near
 
 
 def _left_out(text: list[str]) -> set[int]:

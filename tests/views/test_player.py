@@ -103,7 +103,7 @@ def listed(text: str, *lines: int) -> list[int]:
 
 def test_only_the_stretch_of_code_in_which_something_happened_is_shown() -> None:
     text = "\n".join(f"line {n}" for n in range(1, 2001))
-    assert listed(text, 1000, 1900) == [*range(996, 1005), 0, *range(1896, 1905)]
+    assert listed(text, 1000, 1900) == [*range(976, 1025), 0, *range(1876, 1925)]
 
 
 def test_what_a_ledger_left_out_is_left_out_code_and_empty_lines_that_somebody_wrote_stay() -> None:
