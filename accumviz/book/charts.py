@@ -78,7 +78,8 @@ class ThemedFigure(PageFigure):
         small.draw_without_rendering()
         for axes in small.axes:
             _turn_names(axes)
-            _widen(axes)
+            # A number may end beyond its panel.
+            axes.spines[["top", "right"]].set_visible(False)
         _heighten(small)
         return small
 
@@ -166,16 +167,6 @@ def _turn_names(axes: Axes) -> None:
     boxes = _boxes(axes.get_xticklabels(), "x0")
     if any(right.x0 - left.x1 < _APART for left, right in pairwise(boxes)):
         axes.tick_params(axis="x", labelrotation=90)
-
-
-def _widen(axes: Axes) -> None:
-    """Widen what a panel shows until no number ends beyond it."""
-    ends = [text.get_window_extent().x1 for text in axes.texts]
-    beyond = max(ends, default=0.0) + _APART - axes.bbox.x1
-    if beyond > 0 and axes.get_xscale() == "linear":
-        left, right = axes.get_xlim()
-        more = (right - left) * beyond / (axes.bbox.width - beyond)
-        axes.set_xlim(left, right + more)
 
 
 def _heighten(chart: Figure) -> None:
