@@ -24,7 +24,7 @@ from accumviz.show import save_page
 from accumviz.views import style
 
 # What a page shows in its own colours, and a saved file in these.
-INK, MUTED, LINE, GROUND = "#1a1f26", "#5f6b77", "#b3bbc5", "#fefefe"
+INK, MUTED, LINE, GROUND = "#1a1f26", style.MUTED, "#b3bbc5", "#fefefe"
 _PAGE_INKS = {
     INK: "currentColor",
     MUTED: "var(--av-muted)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -44,7 +45,8 @@ class Gradient:
     def __init__(self, ledger: Ledger, parameter: int) -> None:
         self.ledger = ledger
         self.parameter = parameter
-        self.signed = words.is_signed(ledger, parameter)
+        is_number = ledger.parameters[parameter].numel == 1
+        self.signed = is_number and parameter in ledger.exact
         self.added = ledger.contribution[:, parameter].astype(float)
         self.grad = ledger.grad[:, parameter].astype(float)
         if self.signed:
@@ -269,7 +271,8 @@ def one_scale(reaches: Sequence[tuple[str, Range]]) -> list[Range]:
     [(-1, 2), (-1, 2)]
     """
     widest: dict[str, Range] = {}
-    names = [words.on_any_rank(name) for name, _ in reaches]
+    # The name of a parameter, without the rank that a merged ledger puts before it.
+    names = [re.sub(r"^rank \d+ · ", "", name) for name, _ in reaches]
     for name, (_, (low, high)) in zip(names, reaches, strict=True):
         least, most = widest.get(name, (low, high))
         widest[name] = min(low, least), max(high, most)

@@ -14,11 +14,10 @@ from accumviz.ledger.flow import SAME
 from accumviz.ledger.ledger import Ledger
 from accumviz.ledger.shares import Shares
 from accumviz.show import literal
-from accumviz.views.style import label_colors, number
+from accumviz.views.style import MUTED, label_colors, number
 
 # So many shares or micro-batches are written one by one.
 _MOST_LISTED = 6
-_NO_LABEL = "#5f6b77"
 
 
 class Segment(NamedTuple):
@@ -105,11 +104,6 @@ class ShareBar(NamedTuple):
         return clauses
 
 
-def has_terms(ledger: Ledger) -> bool:
-    """Return whether the recorder kept what shares are read from: a ledger by hand may not."""
-    return any("terms" in details for details in ledger.events.details)
-
-
 def bars(
     ledger: Ledger, events: Iterable[int] | None = None, most: int = 0
 ) -> tuple[list[ShareBar], str]:
@@ -120,7 +114,8 @@ def bars(
     >>> bars(Ledger.build([], []))
     ([], '')
     """
-    if not has_terms(ledger):
+    # A ledger by hand may not have what shares are read from.
+    if not any("terms" in details for details in ledger.events.details):
         return [], ""
     shares = ledger.shares()
     if events is not None:
@@ -147,7 +142,7 @@ def _of_step(ledger: Ledger, rows: Shares) -> list[ShareBar]:
         label = ledger.events[int(mine.backward[0])].label
         name = literal(mine.objectives[objective])
         segments = _segments(mine, micro_batch)
-        color = colors.get(label, _NO_LABEL)
+        color = colors.get(label, MUTED)
         every.append(ShareBar(int(mine.step[0]), name, label, color, segments))
     return every
 

@@ -27,6 +27,11 @@ _KINDS: dict[str, tuple[str, tuple[int, ...]]] = {
     "loader": ("#7A7A7A", (1, 9)),
 }
 
+# What has no colour of its own.
+MUTED = "#5f6b77"
+# White has more contrast with these, black with the other colours of losses.
+_DARK = (CYCLE[0], MUTED)
+
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 MONO = "ui-monospace, 'SF Mono', Menlo, 'DejaVu Sans Mono', monospace"
 
@@ -82,17 +87,12 @@ def label_colors(labels: tuple[str, ...] | list[str]) -> dict[str, str]:
 
 
 def ink_on(color: str) -> str:
-    """Black or white, whichever has the higher contrast with a colour (WCAG 2).
+    """Black or white, whichever has the higher contrast with a colour of a loss (WCAG 2).
 
     >>> ink_on("#0072B2"), ink_on("#E69F00"), ink_on("#009E73")
     ('#fff', '#000', '#000')
     """
-    parts = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    red, green, blue = (
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts
-    )
-    light = 0.2126 * red + 0.7152 * green + 0.0722 * blue
-    return "#fff" if (light + 0.05) ** 2 < 1.05 * 0.05 else "#000"
+    return "#fff" if color in _DARK else "#000"
 
 
 def number(value: float, digits: int = 4) -> str:

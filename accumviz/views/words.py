@@ -38,15 +38,6 @@ def shorten(text: str, limit: int) -> str:
     return f"{text[:head]}…{text[len(text) - tail :]}"
 
 
-def on_any_rank(name: str) -> str:
-    """Return a parameter's name without the rank that a merged ledger puts before it.
-
-    >>> on_any_rank("rank 1 · fc.weight"), on_any_rank("fc.weight")
-    ('fc.weight', 'fc.weight')
-    """
-    return re.sub(r"^rank \d+ · ", "", name)
-
-
 def action(event: Event) -> str:
     """Name an event as a reader would: its kind, or that a step was skipped.
 
@@ -76,11 +67,6 @@ def place(event: Event) -> str:
     rank = "" if event.rank is None else f"rank {event.rank}"
     line = f"line {event.line}" if event.line else ""
     return f"{rank} {line}".strip()
-
-
-def is_signed(ledger: Ledger, parameter: int) -> bool:
-    """Return whether a parameter is one number of which the sign was recorded."""
-    return ledger.parameters[parameter].numel == 1 and parameter in ledger.exact
 
 
 def is_vector(ledger: Ledger, parameter: int) -> bool:
