@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from string import Template
 from typing import Any
 
 from accumviz import arguments
@@ -349,8 +351,20 @@ def fragment(
     )
 
 
+class _Drawing(Template):
+    """An SVG with holes, such as `${width of a pipe}`."""
+
+    braceidpattern = "[^}]+"
+
+
 class Picture(Displayed):
     """A view that a script draws; kind, script and sheet go by the name of its class, beside whose module they are."""
+
+    def drawn(self, name: str, holes: Mapping[str, Any]) -> str:
+        """Return a drawing, which is in the folder `drawings` beside the module, with its holes filled."""
+        folder = Path(inspect.getfile(type(self))).with_name("drawings")
+        lines = (folder / f"{name}.svg").read_text("utf-8").splitlines()
+        return _Drawing("".join(lines)).substitute(holes)
 
     @property
     def content(self) -> Any:
