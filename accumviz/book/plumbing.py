@@ -23,17 +23,8 @@ LINES = (
 # A loss, and the network that it writes into. What a loss brings to the other player's network is a leak.
 PATHS = (("g_loss", "G"), ("g_loss", "D"), ("d_loss", "G"), ("d_loss", "D"))
 _INTO_D, _INTO_G = 1, 2
-# Of each path, its pieces from the loss on (boxes hide where they turn), and the left edge of its part of a vessel.
-_PIPES = (
-    ("M198 31V60M162 75H90M27 110V160", 7),
-    ("M218 31V60M228 110V160", 208),
-    ("M284 31V60M162 97H90M67 110V160", 47),
-    ("M304 31V60M270 110V160", 250),
-)
-# What `d_opt.zero_grad()` erases, and the taps: where each is, and its name.
-_DRAIN = "M208 240H150"
-_VALVES = ((179, 240, 179, 270), (228, 136, 188, 141), (126, 97, 126, 127))
-_TOP, _TALL, _WIDE, _THICK = 160, 96, 39, 14
+# How wide the widest pipe into a network is.
+_THICK = 14
 # The ring's drawing: its size, and how many of its units are 1.
 _SIDE, _UNIT = 300, 48
 # A host keeps its shortcuts from inputs, and a browser does not bring back what they were.
@@ -133,8 +124,19 @@ class Plumbing(Picture):
         return (
             f'<div class="av-taps" role="group" aria-label="Lines of the loop">{taps}</div>'
             f'<p class="av-says" aria-live="polite">{first["says"]}</p>'
-            f'<div class="av-both">{_drawing(first)}{self._ring(first["game"])}</div>{_LEGEND}'
+            f'<div class="av-both">{self._pipes(first)}{self._ring(first["game"])}</div>{_LEGEND}'
         )
+
+    def _pipes(self, run: Mapping[str, Any]) -> str:
+        """Draw the losses, the networks, the pipes between them, and a vessel below each network."""
+        holes = {}
+        for i, width in enumerate(run["pipes"]):
+            holes[f"width of pipe {i}"] = width
+        for i, level in enumerate(run["levels"]):
+            holes[f"level {i}"] = level
+            holes[f"some {i}"] = " av-some" if level else ""
+            holes[f"norm {i}"] = run["numbers"][i]
+        return self.drawn("plumbing", holes)
 
     def _ring(self, game: int) -> str:
         """Draw the circles of the centres, and the samples of a game at its last round."""
@@ -202,52 +204,3 @@ def _placed(points: Sequence[Sequence[float]]) -> list[list[int]]:
     for x, y in points:
         rows.append([round(_SIDE / 2 + _UNIT * x), round(_SIDE / 2 - _UNIT * y)])
     return rows
-
-
-def _drawing(run: Mapping[str, Any]) -> str:
-    """Draw the losses, the networks, the pipes between them, and a vessel below each network."""
-    pipes, parts = "", ""
-    for i, (path, left) in enumerate(_PIPES):
-        loss, network = PATHS[i]
-        colour = f"av-of-{loss[0]}"
-        pipes += _pipe(path, colour, run["pipes"][i])
-        whose = "own" if loss[0] == network.lower() else "leak"
-        some = " av-some" if run["levels"][i] else ""
-        middle = left + _WIDE / 2
-        parts += (
-            f'<rect class="av-part" x="{left}" y="{_TOP}" width="{_WIDE}" height="{_TALL}"/>'
-            f'<rect class="av-level {colour}" x="{left}" y="{_TOP}" width="{_WIDE}" height="{_TALL}"'
-            f' style="transform:scaleY({run["levels"][i]})"/>'
-            f'<text class="av-number{some}" x="{middle}" y="274">{run["numbers"][i]}</text>'
-            f'<text class="av-{whose}" x="{middle}" y="291">{whose}</text>'
-        )
-    pipes += _pipe(_DRAIN, "av-of-g", run["pipes"][-1])
-    boxes = (
-        _box("g_loss", 208, 16, 76, 30, "av-of-g")
-        + _box("d_loss", 294, 16, 76, 30, "av-of-d")
-        + _box("generator G", 47, 86, 90, 52, "av-owns-g")
-        + _box("discriminator D", 249, 86, 178, 52, "av-owns-d")
-        + '<text x="47" y="313">G.grad</text><text x="249" y="313">D.grad</text>'
-    )
-    valves = ""
-    for (name, *_), (x, y, *beside) in zip(LINES, _VALVES, strict=True):
-        valves += (
-            f'<g class="av-valve av-{name}"><circle cx="{x}" cy="{y}" r="11"/><path d="M{x} {y - 11}V{y + 11}"/>'
-            f'<text x="{beside[0]}" y="{beside[1]}">{name}</text></g>'
-        )
-    return (
-        '<svg class="av-pipes" viewBox="0 0 340 320" role="img" aria-label="Each loss has a pipe into each network\'s'
-        f' vessel, as wide as the gradient that it brings.">{pipes}{parts}{boxes}{valves}</svg>'
-    )
-
-
-def _pipe(path: str, colour: str, width: float) -> str:
-    return (
-        f'<path class="av-bed" d="{path}"/>'
-        f'<path class="av-pipe {colour}" d="{path}" stroke-width="{width}"/>'
-    )
-
-
-def _box(label: str, x: int, y: int, width: int, height: int, look: str) -> str:
-    place = f'x="{x - width / 2:g}" y="{y - height / 2:g}" width="{width}" height="{height}"'
-    return f'<g class="av-box {look}"><rect {place} rx="7"/><text x="{x}" y="{y + 5}">{label}</text></g>'
