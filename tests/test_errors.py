@@ -114,7 +114,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] =
     "lab(3)": (lambda: av.lab(3), TypeError, ("start=3", "{'step': 'epoch'}")),
     "lab, a place": (lambda: av.lab({"zero_grad": "up"}), ValueError, ("zero_grad='up'", "expected one of", "nowhere")),
     "lab, a choice": (lambda: av.lab({"zero": "up"}), ValueError, ("'zero'", "the choices are zero_grad, step, clip")),
-    "graph.diff(3)": (lambda: G.diff(3), TypeError, ("given an int", "the graph to compare with")),
     "graph.collapse_modules(0)": (lambda: G.collapse_modules(0), ValueError, ("depth=0", "from 1 on")),
     "a verb that is not there": (lambda: av.timelin, AttributeError, ("'timelin'", "it has Graph, Ledger", "timeline")),
 }

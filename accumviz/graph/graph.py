@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -100,24 +100,6 @@ class Edge:
     target: int
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The nodes that one graph has and another has not; they are matched by module, operation and name.
-
-    `saved_bytes` is how many more bytes the second graph keeps.
-    """
-
-    removed: tuple[Node, ...]
-    added: tuple[Node, ...]
-    saved_bytes: float
-
-    def __repr__(self) -> str:
-        lines = [f"- {node.title}" for node in self.removed]
-        lines += [f"+ {node.title}" for node in self.added]
-        lines = lines or ["the same nodes"]
-        return "\n".join([*lines, f"saved bytes: {self.saved_bytes:+,}"])
-
-
 @dataclass(frozen=True, repr=False)
 class Graph(Displayed):
     """An autograd graph: nodes, edges, and the ids of its roots.
@@ -177,27 +159,6 @@ class Graph(Displayed):
                 "the graph is not a single path: look at .nodes and .edges instead"
             )
         return [node.op for node in self.nodes]
-
-    def diff(self, other: Graph) -> Difference:
-        """Say what `other` has that this graph has not, and the reverse.
-
-        >>> from accumviz.graph.graph import Graph, Node
-        >>> a = Graph((Node(0, "MulBackward0"),))
-        >>> a.diff(Graph((Node(0, "AddBackward0"),)))
-        - MulBackward0
-        + AddBackward0
-        saved bytes: +0
-        """
-        if not isinstance(other, Graph):
-            raise TypeError(
-                f"diff() was given {arguments.a(other)}; expected the graph to compare with, as from av.trace"
-            )
-        before, after = _by_place(self.nodes), _by_place(other.nodes)
-        return Difference(
-            removed=tuple(node for key, node in before.items() if key not in after),
-            added=tuple(node for key, node in after.items() if key not in before),
-            saved_bytes=other.saved_bytes - self.saved_bytes,
-        )
 
     def collapse_modules(self, depth: int = 1) -> Graph:
         """Fold each module, down to `depth` levels of its dotted path, into one node with its parameters.
@@ -425,14 +386,3 @@ def _joined(
         operations=sum(node.operations for node in operations),
         parameters=leaves + sum(node.parameters for node in operations),
     )
-
-
-def _by_place(nodes: Iterable[Node]) -> dict[tuple[Any, ...], Node]:
-    """Map each node's module, operation, name, and how many such came before it, to the node."""
-    seen: Counter[tuple[str, ...]] = Counter()
-    keyed = {}
-    for node in nodes:
-        key = node.module, node.op, node.name
-        keyed[*key, seen[key]] = node
-        seen[key] += 1
-    return keyed
