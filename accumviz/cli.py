@@ -8,10 +8,9 @@ import re
 import shlex
 import sys
 import webbrowser
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -92,7 +91,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print at the end what is wrong with the loop (stderr)",
     )
-    _add_file(run, "--out", "the ledger's file (SCRIPT.ledger, in this folder)")
+    run.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the ledger's file (SCRIPT.ledger, in this folder)",
+    )
     run.add_argument(
         "--exact",
         type=_count,
@@ -163,10 +167,6 @@ def _parser() -> argparse.ArgumentParser:
         "--no-open", action="store_true", help="write the page, and print its path"
     )
     return parser
-
-
-def _add_file(parser: argparse.ArgumentParser, name: str, about: str) -> None:
-    parser.add_argument(name, type=Path, metavar="FILE", help=about)
 
 
 def _add_ledgers(parser: argparse.ArgumentParser) -> None:
@@ -264,14 +264,6 @@ def _writing_to_stdout() -> Iterator[None]:
             _fail(f"cannot write to the standard output: {error.strerror or error}")
 
 
-@contextmanager
-def _writing_to(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        _fail(f"cannot write {str(file)!r}: {error.strerror or error}")
-
-
 def _gate(report: Report, options: Any) -> int:
     """Return the exit code that `--fail-on` makes of a report; a gate that saw nothing is not open."""
     severities = {finding.severity for finding in report.findings}
@@ -325,20 +317,6 @@ def _together(ledgers: list[Ledger]) -> Ledger:
     from accumviz.ledger.ledger import Ledger
 
     return ledgers[0] if len(ledgers) == 1 else Ledger.merge(ledgers)
-
-
-def _about(ledger: Ledger, file: Path) -> str:
-    """Return which script a ledger is of, when it was written, and how many micro-batches and steps it has."""
-    scripts = [event.frames[-1][0] for event in ledger.of("backward") if event.frames]
-    written = datetime.fromtimestamp(file.stat().st_mtime, UTC).astimezone()
-    windows = Counter(len(window.backwards) for window in ledger.windows())
-    parts = [*scripts[:1], f"{written:%Y-%m-%d %H:%M}"]
-    if windows:
-        usual, _ = windows.most_common(1)[0]
-        mostly = "mostly " if len(windows) > 1 else ""
-        parts.append(f"{mostly}K = {usual}")
-    parts.append(counted(len(ledger.of("step")), "step"))
-    return literal(" · ".join(parts))
 
 
 def _report(ledgers: list[Ledger], ignore: frozenset[str] = frozenset()) -> Report:
@@ -406,13 +384,15 @@ def _view(options: Any) -> None:
     from accumviz import play
 
     ledgers = _load_ranks(options.files)
-    ledger = _together(ledgers)
-    player = play(ledger)
+    file = options.files[0]
+    player = play(_together(ledgers))
     player.report = _report(ledgers)
-    player.about = _about(ledger, options.files[0])
-    page = Path(f"{options.files[0]}.html").absolute()
-    with _writing_to(page):
+    player.about = literal(" · ".join([file.name, *player.report.steps]))
+    page = Path(f"{file}.html").absolute()
+    try:
         player.save(page)
+    except OSError as error:
+        _fail(f"cannot write {str(page)!r}: {error.strerror or error}")
     if options.no_open or not webbrowser.open(page.as_uri()):
         _print(page)
 
@@ -434,10 +414,6 @@ def _run(options: Any) -> None:
     if options.out is not None:
         path = options.out.absolute()
         _check_new(path)
-
-    def finish(recordings: list[Any], notes: list[str], files: list[Path]) -> int:
-        return _finish(recordings, notes, files, options)
-
     try:
         script = Script(name, arguments, module=is_module)
     except CannotRunError as error:
@@ -445,6 +421,7 @@ def _run(options: Any) -> None:
     unreported = 0
     if options.fail_on is not None:
         unreported = _UNJUDGED
+    finish = partial(_finish, options=options)
     run(script, path, finish, exact=options.exact, unreported=unreported)
 
 

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -609,10 +608,10 @@ def test_view_writes_the_player_beside_the_file_and_opens_it(
     assert said(capsys, "view", file) == (0, "", "")
     assert opened == [page.as_uri()]
     assert said(capsys, "view", "--no-open", file)[:2] == (0, f"{page}\n")
-    written = datetime.fromtimestamp(file.stat().st_mtime).astimezone()
     player = av.play(av.load(file))
     player.report = av.check(player.ledger)
-    player.about = f"{written:%Y-%m-%d %H:%M} · K = 2 · 3 steps"
+    (steps,) = player.report.steps
+    player.about = f"x.ledger · {steps}"
     assert player.to_html() in page.read_text("utf-8")
 
 
