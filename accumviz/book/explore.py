@@ -127,7 +127,7 @@ class Explorer(Displayed):
         """The scale of all runs: bars more than three times as long as the right runs' are torn off."""
         pages = [player.content for player in self._players]
         right = [player.content for player in self._right]
-        return common_scale(pages, right)
+        return CommonScale(pages, right)
 
     @cached_property
     def content(self) -> dict[str, Any]:
@@ -504,45 +504,40 @@ def _row(ledger: Ledger, event: Event, exact: bool) -> list[Any]:
 # --- one scale for all runs ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class CommonScale:
     """The ranges to which every run is drawn, so that a wrong run looks different from the right one.
 
-    `rows` are the ranges of `.grad` by parameter, `shares` that of shares; `tall` is how many
-    pixels the lanes of a run take; `layout` is what keeps timelines equally tall whatever their
-    length, and saved bytes comparable.
+    `right` are the runs that others are torn off against.
     """
 
-    rows: Mapping[str, Range]
-    shares: Range
-    tall: int
-    layout: Page
+    def __init__(self, pages: Sequence[Page], right: Sequence[Page]) -> None:
+        # The ranges of `.grad` by parameter, and that of shares; how many pixels the lanes of a run take.
+        self._rows = {}
+        right_bars = _bars(right)
+        for name, ranges in _bars(pages).items():
+            self._rows[name] = _torn(ranges, right_bars[name])
+        self._shares = _torn(_shares(pages), _shares(right))
+        self._tall = max(page["lane"] * page["count"] for page in pages)
+        self._layout = _layout(pages)
 
     def apply(self, page: Page) -> Page:
         """Return what a player is told of a run, drawn to this scale."""
-        rows = [row | {"r": list(self.rows[row["n"]])} for row in page["p"]]
-        is_torn = any(_is_beyond(row["r"], self.rows[row["n"]]) for row in page["p"])
-        lane = self.tall // page["count"]
-        scaled = page | self.layout | {"p": rows, "lane": lane}
+        rows = []
+        is_torn = False
+        for row in page["p"]:
+            scale = self._rows[row["n"]]
+            rows.append(row | {"r": list(scale)})
+            is_torn |= _is_beyond(row["r"], scale)
+        lane = self._tall // page["count"]
+        scaled = page | self._layout | {"p": rows, "lane": lane}
         if is_torn:
             scaled["keys"] = [*page["keys"], _KEY]
         shares = page.get("shares")
         if shares is not None:
-            scaled["shares"] = shares | {"r": list(self.shares)}
-            if _is_beyond(shares["r"], self.shares):
+            scaled["shares"] = shares | {"r": list(self._shares)}
+            if _is_beyond(shares["r"], self._shares):
                 scaled["shares"]["keys"] = [*shares["keys"], _KEY]
         return scaled
-
-
-def common_scale(pages: Sequence[Page], right: Sequence[Page]) -> CommonScale:
-    """Return one scale for these runs; `right` are those that others are torn off against."""
-    right_bars = _bars(right)
-    rows = {}
-    for name, ranges in _bars(pages).items():
-        rows[name] = _torn(ranges, right_bars[name])
-    shares = _torn(_shares(pages), _shares(right))
-    tall = max(page["lane"] * page["count"] for page in pages)
-    return CommonScale(rows, shares, tall, _layout(pages))
 
 
 def common_levels(ledgers: Sequence[Ledger]) -> Range | None:
