@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from threading import Lock, get_ident
 from types import FrameType, MethodType
 from typing import Any
@@ -134,19 +135,22 @@ def _names_the_method(caller: FrameType) -> bool:
 
 def _called(call: tuple[Any, Module], /, *args: Any, **kwargs: Any) -> Any:
     original, module = call
-    entered: list[Scopes] = []
-    try:
-        entered += (scopes for scopes in _open if scopes.enter(module))
-    except Exception as failure:
-        patches.failures.append(failure)
+    entered = _enter(module) or ()
     try:
         return original(module, *args, **kwargs)
     finally:
-        try:
-            for scopes in reversed(entered):
-                scopes.leave()
-        except Exception as failure:
-            patches.failures.append(failure)
+        _leave(entered)
+
+
+@patches.guarded
+def _enter(module: Module) -> list[Scopes]:
+    return [scopes for scopes in _open if scopes.enter(module)]
+
+
+@patches.guarded
+def _leave(entered: Sequence[Scopes]) -> None:
+    for scopes in entered:
+        scopes.leave()
 
 
 def _replace_call(scopes: tuple[Scopes, ...]) -> None:
@@ -242,7 +246,7 @@ class Graphs:
         return replace(graph, before=before)
 
     def end(self, running: Backward) -> None:
-        """Add what the engine brought, and in which order. Raises what went wrong on the way."""
+        """Add what the engine brought, and in which order."""
         finish, running.finish_graph = running.finish_graph, None
         if finish is not None:
             running.graph = finish()
@@ -264,7 +268,6 @@ class EngineRun:
     ) -> None:
         self.graph = graph
         self.closed = False
-        self._failure: Exception | None = None
         self._task: int | None = None
         self._top, self._leaves = walk.top, walk.leaves
         self._reads = len(walk.order) <= VALUES_LIMIT
@@ -273,7 +276,8 @@ class EngineRun:
         self._handles = []
         for i, fn in enumerate(walk.order):
             single = len(fn._input_metadata) == 1
-            self._handles.append(fn.register_prehook(self._hook_of(i, single)))
+            hook = patches.guarded(partial(self.note, i, single))
+            self._handles.append(fn.register_prehook(hook))
 
     def close(self) -> None:
         """Let go of the nodes."""
@@ -281,42 +285,22 @@ class EngineRun:
         while self._handles:
             self._handles.pop().remove()
 
-    def _hook_of(
-        self,
-        i: int,
-        single: bool,
-    ) -> Callable[[Any], None]:
-        def hook(grads: Any) -> None:
-            if self._failure is None:
-                try:
-                    self.note(i, grads[0] if single else None)
-                except Exception as error:  # it would end the user's backward
-                    self._failure = error
-
-        return hook
-
-    def note(
-        self,
-        i: int,
-        grad: torch.Tensor | None,
-    ) -> None:
-        """Take note of what is about to go through a node."""
+    def note(self, i: int, single: bool, grads: Any) -> None:
+        """Take note of what is about to go through a node; of several gradients none is read."""
         task = _current_task()
         if self._task is None and i in self._top:
             self._task = task
         if task == self._task:
             again = i in self._grads
             self._order.append(i)
-            is_read = self._reads and not again
-            self._grads[i] = numbers_on_cpu(grad) if is_read else None
+            is_read = self._reads and single and not again
+            self._grads[i] = numbers_on_cpu(grads[0]) if is_read else None
         elif i in self._leaves:
             self._grads[i] = None
 
     def finish(self) -> Graph:
         """Return the graph with what was brought, once the backward is over."""
         self.close()
-        if self._failure is not None:
-            raise self._failure
         nodes = []
         for node in self.graph:
             nodes.append(replace(node, grad=self._grads.get(node.id)))
