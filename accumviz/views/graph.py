@@ -175,7 +175,12 @@ def graph_html(graph: Graph) -> str:
     if len(graph) > FOLDED:
         pictures.reverse()
         if folded:
-            notes = [*graph.notes, _sizes(graph, finest, folded[0])]
+            sizes = (
+                f"{len(graph):,} nodes: {len(folded[0])} boxes when folded by module"
+            )
+            if finest is not graph:
+                sizes += f", {len(finest)} when unfolded as far as fits"
+            notes = [*graph.notes, sizes]
         insides, are_all = _insides(graph, [form for _, form, _ in pictures], legend)
         sheet, script = static("unfold.css"), static("unfold.js")
         kind = " av-large"
@@ -199,13 +204,6 @@ def graph_html(graph: Graph) -> str:
         f"<details><summary>The graph as text ({counted(len(finest), 'node')})</summary>\n"
         f"<ol>\n{items}\n</ol></details>\n{more}</figure>"
     )
-
-
-def _sizes(graph: Graph, finest: Graph, folded: Graph) -> str:
-    said = f"{len(graph):,} nodes: {len(folded)} boxes when folded by module"
-    if finest is graph:
-        return said
-    return f"{said}, {len(finest)} when unfolded as far as fits"
 
 
 def _insides(
@@ -345,7 +343,8 @@ def _rows(node: Node) -> list[str]:
     if not node.alive:
         rows.append("freed")
     elif node.saved_bytes > 0:
-        rows.append(f"saves {size(node.saved_bytes)} {_attributes(node)}".rstrip())
+        held = "" if node.kind == "fold" else ", ".join(one.attr for one in node.saved)
+        rows.append(f"saves {size(node.saved_bytes)} {shorten(held, 20)}".rstrip())
     return rows
 
 
@@ -355,13 +354,6 @@ def _counts(node: Node) -> str:
     if node.parameters:
         counts.append(counted(node.parameters, "parameter"))
     return ", ".join(counts)
-
-
-def _attributes(node: Node) -> str:
-    """Name the attributes that hold a storage."""
-    if node.kind == "fold":
-        return ""
-    return shorten(", ".join(saved.attr for saved in node.saved), 20)
 
 
 def _written(value: Any) -> str:
