@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -113,20 +111,13 @@ def site(root: Path) -> Path:
     return built
 
 
-def load_chromium() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("book_chromium", ROOT / "tests" / "book" / "chromium.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """The one browser of this test process: two Playwrights cannot run in one thread."""
     from playwright.sync_api import sync_playwright
 
-    chromium = load_chromium()
+    from tests.book import chromium
+
     path = chromium.find()
     if path is None:
         pytest.fail(chromium.HELP, pytrace=False)
