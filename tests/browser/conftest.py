@@ -1,4 +1,4 @@
-"""A browser for what accumviz shows outside the book: pages from files, alone, watched for complaints and requests."""
+"""A browser for what accumviz shows outside the book: pages from files, alone, none of which may complain or ask."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,32 +17,37 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def watch(windows: Windows) -> Iterator[Callable[..., Watched]]:
-    """Open new pages, each with a memory of its own, with `mode` light or dark and a `width`."""
-    with windows.lent(1000, ("file://", "data:", "blob:", "about:")) as open_page:
+def new_page(windows: Windows) -> Iterator[Callable[..., Any]]:
+    """Open new pages, each with a memory of its own, with `mode` light or dark and a `width`; none may complain."""
+    found: list[Watched] = []
+
+    def open_page(**options: Any) -> Any:
+        found.append(watched(**options))
+        return found[-1].page
+
+    with windows.lent(1000, ("file://", "data:", "blob:", "about:")) as watched:
         yield open_page
+    assert [[*one.complaints, *one.foreign] for one in found] == [[] for _ in found]
 
 
 @pytest.fixture
-def show(watch: Callable[..., Watched], tmp_path: Path) -> Callable[..., Watched]:
+def show(new_page: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
     """Open views in one page, the first one `again` times over, and wait until they are drawn, all panes open."""
 
     def open_page(
         *views: Any, wait: str = ".av-frame", fragment: str = "", again: int = 1, panes: bool = True, **options: Any
-    ) -> Watched:
-        watched = watch(**options)
-        watched.page.goto(written(tmp_path / "page.html", *views, again=again) + fragment)
-        watched.page.locator(wait).first.wait_for()
-        if panes:
-            opened(watched.page)
-        else:
-            drawn(watched.page)
-        return watched
+    ) -> Any:
+        page = new_page(**options)
+        page.goto(written(tmp_path / "page.html", *views, again=again) + fragment)
+        if options.get("java_script_enabled", True):
+            page.locator(wait).first.wait_for()
+            (opened if panes else drawn)(page)
+        return page
 
     return open_page
 
 
 @pytest.fixture
-def shown(show: Callable[..., Watched]) -> Callable[..., Any]:
-    """The same page without what it complained of, its panes as they are at first."""
-    return lambda *views, **options: show(*views, panes=False, **options).page
+def shown(show: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, with panes as they are at first."""
+    return lambda *views, **options: show(*views, panes=False, **options)

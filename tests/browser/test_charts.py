@@ -3,7 +3,6 @@
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from accumviz.book.charts import ThemedFigure
 from accumviz.ledger.ledger import Ledger
 from accumviz.views.timeline import timeline
 from tests.browser.frames import drawn
-from tests.browser.written import written
 from tests.toys import W, backward, large
 
 
@@ -141,11 +139,8 @@ def events() -> ThemedFigure:
 @pytest.mark.parametrize(
     "made", [named_bars, split_bars, curves_side_by_side, named_columns, key_of_the_second, events]
 )
-def test_a_chart_is_read_on_a_phone_without_moving_it(
-    made: Callable[[], ThemedFigure], watch: Any, tmp_path: Path
-) -> None:
-    page = watch(width=375).page
-    page.goto(written(tmp_path / "page.html", made()))
+def test_a_chart_is_read_on_a_phone_without_moving_it(made: Callable[[], ThemedFigure], shown: Any) -> None:
+    page = shown(made(), wait=".av-scroll", width=375)
     page.add_style_tag(
         content=".av-scroll { width: 321px; } .accumviz svg { max-width: none; }"
     )  # as in the answer to a prediction
@@ -182,24 +177,17 @@ def test_panels_are_stacked_as_wide_as_they_were_and_the_chart_itself_stays() ->
 
 
 @pytest.mark.parametrize(("events", "moved"), [(22, False), (60, True)])
-def test_a_timeline_is_moved_on_a_phone_only_where_columns_have_no_room(
-    events: int, moved: bool, watch: Any, tmp_path: Path
-) -> None:
-    page = watch(width=375).page
-    page.goto(written(tmp_path / "page.html", timeline(large(events, 3, ("d_loss", "g_loss")))))
-    drawn(page)
+def test_a_timeline_is_moved_on_a_phone_only_where_columns_have_no_room(events: int, moved: bool, shown: Any) -> None:
+    page = shown(timeline(large(events, 3, ("d_loss", "g_loss"))), wait=".av-scroll", width=375)
     assert page.locator(".av-scroll").evaluate("box => box.scrollWidth > box.clientWidth") == moved
-    shown = page.locator(".av-figure:visible text").all_text_contents()
-    assert ".grad after the event" in shown
+    assert ".grad after the event" in page.locator(".av-figure:visible text").all_text_contents()
 
 
-def test_a_ledger_on_a_phone_shows_its_numbers_without_being_moved(watch: Any, tmp_path: Path) -> None:
+def test_a_ledger_on_a_phone_shows_its_numbers_without_being_moved(shown: Any) -> None:
     said = "(loss_on(weights, batch) / 2).backward()"
     row = {"label": "loss_on(weights, batch) / 2", "line": 3, "source": said}
     rows = [backward(-16.25, -16.25 - n, **row) for n in range(2)]
-    page = watch(width=375).page
-    page.goto(written(tmp_path / "page.html", Ledger.build([W], rows)))
-    drawn(page)
+    page = shown(Ledger.build([W], rows), wait=".av-scroll", width=375)
     edge = page.locator(".av-scroll").evaluate("box => box.getBoundingClientRect().left + box.clientWidth")
     cells = page.locator("thead th:has-text('contribution'), thead th:has-text('.grad'), th.av-name, td.av-n")
     assert cells.count() == 7

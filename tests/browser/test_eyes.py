@@ -30,12 +30,10 @@ def test_a_bar_too_short_to_be_seen_says_how_short_it_is(shown: Any) -> None:
     assert bar.get_attribute("data-told") == "1/65536 of the scale"
 
 
-def test_a_graph_folds_and_unfolds_by_key_and_shows_one_form_at_a_time(watch: Any, tmp_path: Path) -> None:
+def test_a_graph_folds_and_unfolds_by_key_and_shows_one_form_at_a_time(shown: Any) -> None:
     nodes = [Node(i, "MulBackward0", module=f"layers.{i // 4}") for i in range(12)]
     graph = Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(11)), (0,))
-    page = watch(java_script_enabled=False).page
-    graph.save(tmp_path / "graph.html")
-    page.goto((tmp_path / "graph.html").as_uri())
+    page = shown(graph, java_script_enabled=False)
     folded, whole = page.locator(".av-form svg"), page.locator(".av-form + .av-scroll svg")
     assert (folded.is_visible(), whole.is_visible()) == (False, True)
     page.keyboard.press("Tab")
@@ -101,23 +99,18 @@ def weighed(rows: list[dict[str, Any]], *, to: float = 1.2) -> list[dict[str, An
     return [{**steps[0], "weights": {"w": 1.0}}, *steps[1:]]
 
 
-def test_panes_fill_their_row_whichever_of_them_there_are(watch: Any, tmp_path: Path) -> None:
+def test_panes_fill_their_row_whichever_of_them_there_are(show: Any) -> None:
     bare = [{key: value for key, value in row.items() if key not in ("file", "line")} for row in ROWS]
     full = [{**row, "details": {"terms": [term(0.5)]}} if row["kind"] == "backward" else row for row in ROWS]
-    shown: list[Any] = [
+    views: list[Any] = [
         play(Ledger.build([W], bare), {0: chain()}),
         play(Ledger.build([W], weighed(bare), sources={"a.py": CODE})),
         play(Ledger.build([W], weighed(full), sources={"a.py": CODE}), {0: chain()}),
         explore(experiment, k=[2, 4], graphs=[True], against={"k": 4}),
     ]
-    for n, view in enumerate(shown):
-        view.save(tmp_path / f"{n}.html")
     for width in (1280, 900, 375):
-        page = watch(width=width).page
-        for n in range(len(shown)):
-            page.goto((tmp_path / f"{n}.html").as_uri())
-            page.locator(".av-frame").last.wait_for()
-            opened(page)
+        for n, view in enumerate(views):
+            page = show(view, width=width)
             bare_ground = page.locator(".av-body:visible").evaluate_all(
                 """bodies => bodies.map(body => {
                     const area = (one) => one.getBoundingClientRect().width * one.getBoundingClientRect().height;
@@ -131,11 +124,11 @@ BOXES = "els => els.map(el => el.getBoundingClientRect().toJSON())"
 
 
 @pytest.fixture
-def folded(watch: Any, tmp_path: Path) -> Callable[..., Any]:
+def folded(new_page: Any, tmp_path: Path) -> Callable[..., Any]:
     """A page whose one view, `shut` or not, is in a fold."""
 
     def open_page(view: Any, shut: bool = False, **options: Any) -> Any:
-        page, path = watch(**options).page, tmp_path / "page.html"
+        page, path = new_page(**options), tmp_path / "page.html"
         view.save(path)
         text = path.read_text("utf-8").replace("<body>", f"<body><div id='fold'{' hidden' * shut}>")
         path.write_text(text.replace("</body>", "</div></body>"), "utf-8")

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import nbformat
 import pytest
 
-Open = Callable[..., Any]
+from tests.windows import Windows
+
 TOKEN = "a-test"
 RECORD = """
 import torch
@@ -71,6 +72,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.wait()
 
 
+@pytest.fixture
+def page(windows: Windows) -> Iterator[Any]:
+    """A page for it; what JupyterLab complains of is its own matter."""
+    with windows.lent(1300, ()) as open_page:
+        yield open_page().page
+
+
 def address(server: subprocess.Popen[bytes], folder: Path) -> str:
     for _ in range(300):
         told = list((folder / "runtime").glob("jpserver-*.json"))
@@ -105,9 +113,8 @@ def figure(explorer: Any, name: str) -> str:
     return str(row.locator("dd").first.inner_text())
 
 
-def test_the_kernel_records_what_the_page_asks_for_and_the_static_view_outlives_it(lab: str, watch: Open) -> None:
+def test_the_kernel_records_what_the_page_asks_for_and_the_static_view_outlives_it(lab: str, page: Any) -> None:
     """In one visit: to open JupyterLab and to start a kernel takes longer than all that is asked of them."""
-    page = watch(width=1300).page
     page.goto(f"{lab}lab/tree/run.ipynb?token={TOKEN}")
     page.locator(".jp-Notebook .jp-Cell").nth(2).wait_for(timeout=60_000)
     page.get_by_text("| Idle").wait_for(timeout=60_000)  # what is run before the kernel is there is never run

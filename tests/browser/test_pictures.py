@@ -18,7 +18,6 @@ from tests.browser.test_peaks import peaks
 from tests.browser.test_plumbing import made as plumbing
 from tests.browser.test_sharding import made as sharding
 from tests.browser.test_streams import made as streams
-from tests.browser.written import written
 from tests.toys import W, backward, chain, toy
 from tests.views.test_opening import made as opening
 
@@ -46,10 +45,9 @@ def test_a_picture_fits_its_page_quietly_with_letters_that_can_be_read(
     name: str, width: int, look: str, show: Any
 ) -> None:
     make, ready, _ = PICTURES[name]
-    watched = show(make(), wait=ready, width=width, mode=look)
-    assert watched.page.evaluate("document.documentElement.scrollWidth") <= width
-    assert watched.page.locator(".accumviz :visible").evaluate_all(SMALL) == []
-    assert watched.complaints == watched.foreign == []
+    page = show(make(), wait=ready, width=width, mode=look)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator(".accumviz :visible").evaluate_all(SMALL) == []
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -98,15 +96,14 @@ REMARKS = """all => all.map(note => {
 @pytest.mark.parametrize("name", WIDGETS)
 def test_a_pane_has_no_instructions_for_reading_it(name: str, show: Any) -> None:
     """Below each timeline stood: 'Bars grow from the thin line, zero, the oldest part first. Heavy line: …'."""
-    page = show(WIDGETS[name](), wait=".av-frame, .av-lframe").page
+    page = show(WIDGETS[name](), wait=".av-frame, .av-lframe")
     remarks = page.locator(".av-pane .av-note:has(.av-key)").evaluate_all(REMARKS)
     assert remarks and max(map(len, remarks)) <= 13, remarks
 
 
 @pytest.mark.parametrize("name", [*PICTURES, *WIDGETS])
-def test_without_scripts_there_are_words_and_nothing_that_could_be_moved(name: str, watch: Any, tmp_path: Path) -> None:
-    page = watch(java_script_enabled=False).page
-    page.goto(written(tmp_path / "page.html", (WIDGETS.get(name) or PICTURES[name][0])()))
+def test_without_scripts_there_are_words_and_nothing_that_could_be_moved(name: str, show: Any) -> None:
+    page = show((WIDGETS.get(name) or PICTURES[name][0])(), java_script_enabled=False)
     said, drawings = SAYS[name]
     assert said in page.locator(".av-words").inner_text()
     assert page.locator(".accumviz svg").count() == drawings
@@ -121,19 +118,18 @@ def test_without_scripts_there_are_words_and_nothing_that_could_be_moved(name: s
     ],
 )
 def test_a_sandboxed_frame_is_enough(
-    name: str, role: Any, control: str, place: str, said: str, watch: Any, tmp_path: Path
+    name: str, role: Any, control: str, place: str, said: str, new_page: Any, tmp_path: Path
 ) -> None:
     inner = html.escape(f"<!doctype html><meta charset=utf-8><body>{WIDGETS[name]().to_html()}", quote=True)
-    page = f'<iframe sandbox="allow-scripts" width=800 height=1200 srcdoc="{inner}">'
-    (tmp_path / "frame.html").write_text(f"<!doctype html><meta charset=utf-8>{page}", "utf-8")
-    watched = watch()
-    watched.page.goto((tmp_path / "frame.html").as_uri())
-    frame = watched.page.frame_locator("iframe")
+    outer = f'<iframe sandbox="allow-scripts" width=800 height=1200 srcdoc="{inner}">'
+    (tmp_path / "frame.html").write_text(f"<!doctype html><meta charset=utf-8>{outer}", "utf-8")
+    page = new_page()
+    page.goto((tmp_path / "frame.html").as_uri())
+    frame = page.frame_locator("iframe")
     moved = frame.get_by_role(role, name=control, exact=True)
     moved.click() if role == "button" else moved.fill("1")
     expect(frame.locator(place)).to_contain_text(said)
     assert frame.get_by_role("link").count() == 0
-    assert watched.complaints == watched.foreign == []
 
 
 @pytest.mark.parametrize("width", [375, 1280])

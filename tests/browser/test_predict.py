@@ -4,6 +4,7 @@ import base64
 import html
 import json
 import re
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from accumviz.book.predict import Prediction, _same, predict
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.timeline import timeline
 from tests.browser.frames import reload
+from tests.browser.written import written
 from tests.toys import W, backward
 
 V = Parameter("v", (3,), optimizers=(0,))
@@ -229,28 +231,13 @@ PLACE = predict(
     because={"after `step`": "The step has used the sum by then."},
     reveal=LEDGER,
 )
-PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Predict</title>
-<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">
-<body>{}</body></html>"""
 BLOCKED = "Object.defineProperty(window, 'localStorage', {get() { throw new DOMException('no', 'SecurityError'); }})"
 
 
-def page_of(*predictions: Prediction) -> str:
-    return PAGE.format("".join(one.to_html() for one in predictions))
-
-
 @pytest.fixture
-def show(watch: Any, tmp_path: Path) -> Any:
+def show(show: Any) -> Any:
     """Open a page with these predictions, as a file."""
-
-    def open_page(*predictions: Prediction, **options: Any) -> Any:
-        path = tmp_path / "page.html"
-        path.write_text(page_of(*predictions), "utf-8")
-        watched = watch(**options)
-        watched.page.goto(path.as_uri())
-        return watched
-
-    return open_page
+    return partial(show, wait=".av-predict", panes=False)
 
 
 class Asked:
@@ -291,17 +278,15 @@ class Asked:
 
 
 def test_the_figure_is_folded_until_the_reader_has_answered(show: Any) -> None:
-    watched = show(SUM)
-    asked = Asked(watched.page)
+    page = show(SUM)
+    asked = Asked(page)
     assert (asked.state, asked.unlocked) == ("asked", False)
-    assert not watched.page.locator("svg").first.is_visible()
-    assert "−20" not in watched.page.locator("body").inner_text()
+    assert not page.locator("svg").first.is_visible()
+    assert "−20" not in page.locator("body").inner_text()
     asked.answer("-20")
     assert (asked.state, asked.verdict, asked.unlocked) == ("right", "Right. You said −20.", True)
-    assert watched.page.locator("svg").first.is_visible()
+    assert page.locator("svg").first.is_visible()
     assert "Recorded: −20\n−16 − 4." in asked.root.inner_text()
-    assert watched.complaints == []
-    assert watched.foreign == []
 
 
 SECOND = "8.5"
@@ -317,7 +302,7 @@ WRONG = {
 
 
 def test_a_wrong_answer_meets_the_misconception_behind_it_and_a_second_try(show: Any) -> None:
-    asked = Asked(show(SUM).page)
+    asked = Asked(show(SUM))
     for said, verdict in WRONG.items():
         asked.answer(said)
         first = verdict.replace("Compare it with what was recorded.", "That is not what was recorded.")
@@ -335,15 +320,15 @@ def test_a_wrong_answer_meets_the_misconception_behind_it_and_a_second_try(show:
         asked.again()
 
 
-def test_nothing_of_an_answer_is_seen_or_heard_before_it_is_given(show: Any) -> None:
+def test_nothing_of_an_answer_is_seen_or_heard_before_it_is_given(show: Any, tmp_path: Path) -> None:
     """Not as text, not as a title, not in what a screen reader is told, not before the script has run."""
-    page = show(SUM, PLACE).page
+    page = show(SUM, PLACE)
     heard = page.locator("body").aria_snapshot()
     for text in (heard, page.locator("body").inner_text()):
         assert not re.search("−20|Recorded|Why not|first contribution|timeline", text), text
     held = page.content()
-    early = re.sub(r'<script type="module">.*?</script>', "", page_of(SUM, PLACE), flags=re.DOTALL)
-    page.set_content(early)
+    early = (tmp_path / "page.html").read_text("utf-8")
+    page.set_content(re.sub(r'<script type="module">.*?</script>', "", early, flags=re.DOTALL))
     assert not page.locator(".av-recorded").first.is_visible()
     assert held.count("Recorded") >= 2
 
@@ -355,11 +340,12 @@ ANSWERS = """<div class="rest"><div data-answers="prediction-1"><p class="av-shu
 
 def gated(folder: Path) -> str:
     """A page as the book writes it: predictions with their ids, and what answers them."""
-    text = page_of(SUM, PLACE)
+    address = written(folder / "page.html", SUM, PLACE)
+    text = (folder / "page.html").read_text("utf-8")
     for number in (1, 2):
         text = text.replace('av-predict" data-av-predict', f'av-predict" id="prediction-{number}" data-av-predict', 1)
     (folder / "page.html").write_text(text.replace("</body>", f"{ANSWERS}</body>"), "utf-8")
-    return (folder / "page.html").as_uri()
+    return address
 
 
 def opened(page: Any) -> list[str]:
@@ -367,9 +353,8 @@ def opened(page: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("storage", ["kept", "denied"])
-def test_what_answers_a_prediction_elsewhere_opens_with_it(watch: Any, tmp_path: Path, storage: str) -> None:
-    watched = watch()
-    page = watched.page
+def test_what_answers_a_prediction_elsewhere_opens_with_it(new_page: Any, tmp_path: Path, storage: str) -> None:
+    page = new_page()
     if storage == "denied":
         page.add_init_script(BLOCKED)
     page.goto(gated(tmp_path))
@@ -387,11 +372,10 @@ def test_what_answers_a_prediction_elsewhere_opens_with_it(watch: Any, tmp_path:
     asked.root.locator("> .av-reveal > summary").press("Enter")
     page.wait_for_selector(".av-predict[data-av-state=skipped]")
     assert opened(page) == ["It is minus", "And this"]
-    assert watched.complaints == []
 
 
-def test_an_address_of_what_is_shut_leads_to_its_prediction(watch: Any, tmp_path: Path) -> None:
-    page = watch().page
+def test_an_address_of_what_is_shut_leads_to_its_prediction(new_page: Any, tmp_path: Path) -> None:
+    page = new_page()
     address = gated(tmp_path)
     page.goto(address)
     page.add_style_tag(content="body::before { content: ''; display: block; height: 3000px }")
@@ -400,16 +384,16 @@ def test_an_address_of_what_is_shut_leads_to_its_prediction(watch: Any, tmp_path
     assert opened(page) == []
 
 
-def test_a_question_that_cannot_start_leaves_nobody_before_a_gate(watch: Any, tmp_path: Path) -> None:
-    page = watch().page
-    page.add_init_script("atob = () => { throw new Error('broken'); }")
+def test_a_question_that_cannot_start_leaves_nobody_before_a_gate(new_page: Any, tmp_path: Path) -> None:
+    page = new_page()
+    page.add_init_script("atob = () => { throw new Error('broken'); }; console.warn = () => {};")
     page.goto(gated(tmp_path))
     assert opened(page) == ["It is minus", "And this", "That of another"]
     assert Asked(page).unlocked
 
 
 def test_what_is_no_number_is_not_committed_and_says_what_is(show: Any) -> None:
-    asked = Asked(show(SUM).page)
+    asked = Asked(show(SUM))
     field, told = asked.root.get_by_role("textbox"), asked.root.locator(".av-help")
     for said in ("", "  ", "twenty", "1/0", "1/", "--2", "1e999", "1,5", "0x10", "1 2", "<b>"):
         asked.answer(said)
@@ -423,7 +407,7 @@ def test_what_is_no_number_is_not_committed_and_says_what_is(show: Any) -> None:
 
 
 def test_none_is_offered_and_is_not_zero(show: Any) -> None:
-    page = show(NOTHING).page
+    page = show(NOTHING)
     asked = Asked(page)
     asked.answer("0")
     assert (asked.state, asked.verdict) == ("retry", "You said 0. None is not 0: nothing was there. Try once more.")
@@ -431,7 +415,7 @@ def test_none_is_offered_and_is_not_zero(show: Any) -> None:
     assert asked.state == "retry"
     page.keyboard.press("Enter")
     assert (asked.state, asked.verdict) == ("right", "Right. You said None.")
-    zero = Asked(show(predict("And with zeros?", 0.0)).page)
+    zero = Asked(show(predict("And with zeros?", 0.0)))
     zero.answer("None")
     assert zero.verdict == "You said None. 0 is not None: a value was there. Try once more."
 
@@ -452,13 +436,13 @@ def test_the_script_grades_as_the_package_does(show: Any) -> None:
     answers = [0.0, 1e-12, 0.1, -20.0, 1e20, 3e-5, inf, -inf, None]
     said = [0.0, 1e-9, 1e-12, 0.1004, 0.1006, -19.91, -19.89, 20.0, 1.004e20, 3.01e-5, inf, -inf, None]
     predictions = [predict(f"What is number {i}?", answer) for i, answer in enumerate(answers)]
-    graded = show(*predictions).page.evaluate(GRADE, [str(one) for one in said])
+    graded = show(*predictions).evaluate(GRADE, [str(one) for one in said])
     expected = [["right" if _same(one, answer, 0.005) else "wrong" for one in said] for answer in answers]
     assert graded == expected
 
 
 def test_a_reader_may_be_shown_without_answering(show: Any) -> None:
-    page = show(SUM).page
+    page = show(SUM)
     asked = Asked(page)
     page.get_by_text("Show me").click()
     page.wait_for_selector(".av-predict[data-av-state=skipped]")
@@ -469,7 +453,7 @@ def test_a_reader_may_be_shown_without_answering(show: Any) -> None:
 
 
 def test_choices_mark_what_was_said_and_what_was_recorded(show: Any) -> None:
-    page = show(PLACE).page
+    page = show(PLACE)
     asked = Asked(page)
     asked.check()
     assert asked.root.locator(".av-help").inner_text() == "Choose one first."
@@ -495,7 +479,7 @@ def test_choices_mark_what_was_said_and_what_was_recorded(show: Any) -> None:
 
 
 def test_a_reload_remembers_and_asking_again_forgets(show: Any) -> None:
-    page = show(SUM, NOTHING).page
+    page = show(SUM, NOTHING)
     asked, other = Asked(page), Asked(page, 1)
     asked.answer("-16")
     reload(page)
@@ -513,13 +497,10 @@ def test_a_reload_remembers_and_asking_again_forgets(show: Any) -> None:
 
 
 @pytest.mark.parametrize("stripped", [False, True], ids=["scripts off", "scripts and styles stripped"])
-def test_without_scripts_question_choices_and_answers_are_a_page(watch: Any, tmp_path: Path, stripped: bool) -> None:
-    text = page_of(SUM, PLACE)
+def test_without_scripts_question_choices_and_answers_are_a_page(show: Any, stripped: bool) -> None:
+    page = show(SUM, PLACE, java_script_enabled=False)
     if stripped:
-        text = re.sub(r"<(script|style)\b.*?</\1>", "", text, flags=re.DOTALL)
-    (tmp_path / "page.html").write_text(text, "utf-8")
-    page = watch(java_script_enabled=stripped).page
-    page.goto((tmp_path / "page.html").as_uri())
+        page.set_content(without_assets(page.content()))
     assert page.get_by_text("after the second").is_visible()
     assert page.locator(".av-ask li").first.is_visible()
     assert page.locator("input, button").count() == 0
@@ -532,7 +513,7 @@ def test_without_scripts_question_choices_and_answers_are_a_page(watch: Any, tmp
 
 
 def test_the_keyboard_alone_is_enough(show: Any) -> None:
-    page = show(SUM, PLACE).page
+    page = show(SUM, PLACE)
     for key in ("Tab", *"-16", "Enter"):
         page.keyboard.press(key)
     asked, choice = Asked(page), Asked(page, 1)
@@ -557,7 +538,7 @@ def test_the_keyboard_alone_is_enough(show: Any) -> None:
 
 
 def test_touch_alone_is_enough_and_finds_targets_of_40_pixels(show: Any) -> None:
-    page = show(SUM, PLACE, width=375, has_touch=True).page
+    page = show(SUM, PLACE, width=375, has_touch=True)
     targets = ".av-predict :is(button, label, summary, .av-field):visible"
 
     def small() -> list[str]:
@@ -577,7 +558,7 @@ def test_touch_alone_is_enough_and_finds_targets_of_40_pixels(show: Any) -> None
 
 
 def test_what_is_heard_names_the_question_and_the_verdict(show: Any) -> None:
-    page = show(SUM, PLACE).page
+    page = show(SUM, PLACE)
     question = "What is w.grad after the second backward?"
     assert page.get_by_role("group", name=question).count() == 1
     assert page.get_by_role("textbox", name=question).count() == 1
@@ -589,8 +570,7 @@ def test_what_is_heard_names_the_question_and_the_verdict(show: Any) -> None:
 
 @pytest.mark.parametrize("state", ["asked", "wrong", "skipped"])
 def test_it_fits_in_each_state(show: Any, state: str) -> None:
-    watched = show(SUM, PLACE)
-    page = watched.page
+    page = show(SUM, PLACE)
     if state == "skipped":
         for fold in page.get_by_text("Show me").all():
             fold.click()
@@ -602,11 +582,10 @@ def test_it_fits_in_each_state(show: Any, state: str) -> None:
     for width in (375, 1000):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
-    assert watched.complaints == []
 
 
 def test_print_has_the_question_and_its_answer(show: Any) -> None:
-    page = show(SUM, PLACE).page
+    page = show(SUM, PLACE)
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")
     assert page.get_by_text("after the second").is_visible()

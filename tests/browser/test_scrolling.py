@@ -19,7 +19,7 @@ SCROLLING = [place for place in PLACES if "win" in place]
 
 
 @pytest.fixture
-def between(watch: Any, tmp_path: Path) -> Callable[..., Any]:
+def between(new_page: Any, tmp_path: Path) -> Callable[..., Any]:
     """Open a page on which a view has far more page above and below it than a screen holds."""
 
     def open_page(shown: Any, wait: str = FRAME, **options: Any) -> Any:
@@ -27,7 +27,7 @@ def between(watch: Any, tmp_path: Path) -> Callable[..., Any]:
         shown.save(path)
         text = path.read_text("utf-8").replace("<main>", f"<main>{TALL}").replace("</main>", f"{TALL}</main>")
         path.write_text(text, "utf-8")
-        page = watch(**options).page
+        page = new_page(**options)
         page.goto(path.as_uri())
         page.locator(wait).first.wait_for()
         opened(page)

@@ -1,6 +1,5 @@
 """A large graph on a page: its modules unfold in place, it is zoomed and panned, and the page still scrolls."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,10 +166,8 @@ def test_a_page_prints_the_drawing_whole_and_without_its_bar(shown: Any) -> None
     )
 
 
-def test_without_a_script_the_drawing_and_the_insides_are_there(watch: Any, tmp_path: Path) -> None:
-    page = watch(java_script_enabled=False).page
-    nested().save(tmp_path / "graph.html")
-    page.goto((tmp_path / "graph.html").as_uri())
+def test_without_a_script_the_drawing_and_the_insides_are_there(shown: Any) -> None:
+    page = shown(nested(), java_script_enabled=False)
     assert page.locator(".av-form + .av-scroll svg").is_visible()
     assert not page.locator("[data-inside] svg").first.is_visible()
     page.get_by_text("Inside 42 modules").click()
