@@ -4,8 +4,6 @@
 Each test gets a runtime of its own on top of it, because a notebook installs what it brings.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

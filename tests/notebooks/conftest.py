@@ -1,7 +1,5 @@
 """The notebooks of the built site, and runtimes to try them in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Notebooks of a small book: its numbers, titles and works, and what happens when something has no plain form."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

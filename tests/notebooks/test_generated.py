@@ -1,7 +1,5 @@
 """The notebooks in the built site, as files."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """The chapters in JupyterLab: no answer is open, and what nobody has edited is saved as it was, byte for byte."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A chapter's text in plain Markdown: nothing of MyST is left, nothing that was said is lost."""
 
-from __future__ import annotations
-
 import pytest
 from wherebook.plain import PlainError, plain
 

@@ -1,7 +1,5 @@
 """Each notebook as a reader has it: uploaded to a runtime that knows nothing of the book, and run to its end."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

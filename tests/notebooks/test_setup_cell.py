@@ -1,7 +1,5 @@
 """The first cell of a notebook: it installs what is missing, says what it cannot do, and else does nothing."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

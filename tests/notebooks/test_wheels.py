@@ -1,7 +1,5 @@
 """The wheels that a notebook carries: made here, the same each time, with what a wheel must have."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import hashlib
