@@ -17,8 +17,6 @@ import accumviz as av
 from accumviz.ledger.ledger import CONTRIBUTED
 from tests.recorder.loops import Refusing, kinds, leaf, raised_inside
 
-# --- what is passed to record ---------------------------------------------------------------------
-
 
 def test_infinite_and_missing_numbers_are_kept_as_they_are() -> None:
     w, v = leaf(100), leaf(2)

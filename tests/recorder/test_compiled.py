@@ -14,7 +14,6 @@ from accumviz.ledger.ledger import Ledger
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch.*", "ignore::DeprecationWarning")
 Step = Callable[[], None]
-Wrap = Callable[[nn.Module, torch.optim.Optimizer, Step], Step]
 
 
 @pytest.fixture(autouse=True)

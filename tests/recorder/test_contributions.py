@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 import accumviz as av
-from accumviz.recorder import gradients
+from accumviz.recorder import gradients, transfer
 
 
 @pytest.fixture(params=[gradients.BULK, 1], ids=["all at once", "one by one"], autouse=True)
@@ -101,8 +101,7 @@ def test_a_gradient_put_into_grad_has_the_norm_that_torch_gives_it(grad: torch.T
     weight = torch.ones(8, 50, requires_grad=True)
     with av.record(weight, exact=0) as recording:
         weight.grad = grad
-    expected = (grad.to_dense() if grad.is_sparse else grad).norm().item()
-    np.testing.assert_allclose(recording.ledger.grad[0], [expected], rtol=1e-6)
+    np.testing.assert_allclose(recording.ledger.grad[0], [grad.to_dense().norm().item()], rtol=1e-6)
 
 
 def test_the_norm_of_a_large_gradient_is_exact_to_a_millionth() -> None:
@@ -110,7 +109,15 @@ def test_the_norm_of_a_large_gradient_is_exact_to_a_millionth() -> None:
     grad = torch.randn(120_000) * torch.rand(120_000).mul(10).exp()
     with av.record(weight) as recording:
         weight.grad = grad
-    np.testing.assert_allclose(recording.ledger.grad[0], [grad.double().norm().item()], rtol=2e-6)
+    np.testing.assert_allclose(recording.ledger.grad[0], _norms([grad]), rtol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_norm_of_half_precision_is_a_single_precision_number(dtype: torch.dtype) -> None:
+    half = torch.tensor([60000.0, 60000.0, 1 / 3], dtype=dtype), torch.tensor([1 / 3, 1 / 7], dtype=dtype)
+    found = [float(norm) for norm in transfer.device_norms(half)]
+    assert transfer.host_norms(half) == pytest.approx(found, rel=1e-6)
+    np.testing.assert_allclose(found, _norms([*half]), rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["dense", "transposed", "expanded", "sparse", "double", "too large", "not a number"])

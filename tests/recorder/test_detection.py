@@ -1,6 +1,6 @@
 """What `accumviz run` finds of a script that trains in its own way, from the first call that begins the training."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,48 +28,39 @@ def watched(found: list[Recording]) -> Iterator[None]:
     assert notes == []
 
 
-def _steps_after_four(optimizer: torch.optim.Optimizer, i: int) -> None:
-    if i % 4 == 3:
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def _bare() -> Step:
-    w = nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.SGD([w], lr=0.01)
+def _stepping(parameters: Iterable[nn.Parameter], backward: Callable[[], None], scaler: Any = None) -> Step:
+    """A step after each fourth backward."""
+    optimizer = torch.optim.SGD(parameters, lr=0.01)
 
     def step(i: int) -> None:
-        (torch.randn(2, 3).mul(w).sum(1).square().mean() / 4).backward()
-        _steps_after_four(optimizer, i)
-
-    return step
-
-
-def _scaled_in_one_line() -> Step:
-    model = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-
-    def step(i: int) -> None:
-        scaler.scale(F.mse_loss(model(torch.randn(2, 3)), torch.zeros(2, 1)) / 4).backward()
+        backward()
         if i % 4 == 3:
-            scaler.unscale_(optimizer)
-            scaler.step(optimizer)
-            scaler.update()
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
             optimizer.zero_grad()
 
     return step
 
 
+def _bare() -> Step:
+    w = nn.Parameter(torch.ones(3))
+    return _stepping([w], lambda: (torch.randn(2, 3).mul(w).sum(1).square().mean() / 4).backward())
+
+
+def _scaled_in_one_line() -> Step:
+    model, x, scaler = nn.Linear(3, 1), torch.randn(2, 3), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    return _stepping(
+        model.parameters(), lambda: scaler.scale(F.mse_loss(model(x), torch.zeros(2, 1)) / 4).backward(), scaler
+    )
+
+
 def _differentiated_in_one_line() -> Step:
-    model = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def step(i: int) -> None:
-        torch.autograd.backward(model(torch.randn(2, 3)).square().mean() / 4)
-        _steps_after_four(optimizer, i)
-
-    return step
+    model, x = nn.Linear(3, 1), torch.randn(2, 3)
+    return _stepping(model.parameters(), lambda: torch.autograd.backward(model(x).square().mean() / 4))
 
 
 @pytest.mark.parametrize("made", [_bare, _scaled_in_one_line, _differentiated_in_one_line])

@@ -87,8 +87,11 @@ def test_a_closed_recording_needs_no_collector_to_let_a_tensor_go() -> None:
     gc.collect()
     gc.disable()
     try:
-        w = torch.ones(100, requires_grad=True)
+        w, other = torch.ones(100, requires_grad=True), torch.ones(100)
+        unused = weakref.ref(other)
         with av.record(w) as recording:
+            del other
+            assert unused() is None, "looking for names keeps none of the caller's variables"
             hidden = w * 2
             found = weakref.ref(hidden)
             hidden.square().sum().backward(retain_graph=True)

@@ -10,14 +10,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 
 import accumviz as av
+from accumviz.recorder import distributed
 
 
 def deleted_yet_alive(kind: str) -> list[bool]:
     """Train once, and look whether what the loop deletes is gone: a large tensor, and the model's output."""
-    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-
     model: Any = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     if kind == "FSDP2":
         for layer in model:
@@ -50,9 +50,6 @@ def kept_beside_the_weights(width: int, each: bool) -> tuple[list[list[float]], 
     Returns after each backward the norms of the whole gradients, as the ledger has them and as FSDP keeps them: of the
     last one, what it scatters. And whether the gradients are those of a training that is not recorded.
     """
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-    from accumviz.recorder import distributed
 
     def trained(recorded: bool) -> tuple[Any, list[list[float]], list[Any]]:
         torch.manual_seed(0)
@@ -95,7 +92,6 @@ def zeroed_while_whole(apart: bool) -> tuple[list[str], list[list[int]], list[st
 
     Returns the kinds of events, the windows' lengths, what `check` finds, and whether the first backward was lost.
     """
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     def trained(zeroes: bool) -> tuple[Any, list[Any]]:
         torch.manual_seed(0)

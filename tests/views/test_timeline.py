@@ -25,7 +25,6 @@ from accumviz.views.timeline import timeline
 from tests.toys import W, backward, large, segments
 
 LOSSES = ("d_loss", "g_loss")
-SKIPPED = {"kind": "step", "details": {"skipped": True}}
 ALL_REDUCE = {"op": "all-reduce", "bytes": 4, "ranks": 2}
 SAVING = {"line": 7, "saved_before": 96.0, "saved_after": 0.0}
 TOY: list[dict[str, Any]] = [

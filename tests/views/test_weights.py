@@ -145,4 +145,5 @@ def test_weights_that_hardly_move_are_told_with_the_digits_that_say_so() -> None
     assert [text for *_, text, _ in found["p"]] == ["w 1", "w 1.00005", "w 1.0001"]
     assert len(set(texts(found, "text.av-ticky"))) > 2
     assert words.moved(ledger, ledger[2]) == "w is now 1.0001"
+    assert play(ledger).words[-1].endswith("w is now 1.0001.")
     assert words.moved(walked([1.0], [1.5]), walked([1.0], [1.5])[1]) == "w is now 1.5"
