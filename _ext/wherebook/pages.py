@@ -29,7 +29,7 @@ HEAD = """(() => {
   root.classList.add("book-live");
 })();"""
 
-# What axe finds in pages as Sphinx and MyST-NB write them. tests/book/test_axe.py tells when one is no longer needed.
+# What axe finds in pages as Sphinx and MyST-NB write them. tests/book/test_pages.py has it look.
 MENDS = (
     (re.compile(r'<summary aria-label="Toggle hidden content">'), "<summary>"),
     # a page in another tab gets no handle on this one

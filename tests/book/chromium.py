@@ -5,8 +5,6 @@ speed, as Debian's is not, which takes a third longer for the same pages. All th
 window: they read and draw pages without the tabs and buttons around each, which nobody looks at.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,19 +1,18 @@
 """The built book in a browser, as files and from a server."""
 
-from __future__ import annotations
-
-import threading
 from collections.abc import Callable, Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from wherebook import moved
 
+from tests.book import weight
+from tests.conftest import ROOT
 from tests.windows import Watched, Windows
 
-SITE = Path(__file__).resolve().parents[2] / "_build" / "html"
+SITE = ROOT / "_build" / "html"
+CHAPTERS = sorted((ROOT / "chapters").glob("*.md"))
 
 
 def built_pages() -> list[str]:
@@ -26,6 +25,8 @@ def built_pages() -> list[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "chapter" in metafunc.fixturenames:
+        metafunc.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
     if "page_name" in metafunc.fixturenames:
         metafunc.parametrize("page_name", built_pages() or ["index.html"])
     if "scheme" in metafunc.fixturenames:
@@ -34,20 +35,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("mode", ["light", "dark"])
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *arguments: object) -> None:
-        """A request per line would bury what pytest says."""
-
-
 @pytest.fixture(scope="session")
 def server(site: Path) -> Iterator[str]:
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
-    thread = threading.Thread(target=httpd.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{httpd.server_address[1]}"
-    httpd.shutdown()
-    httpd.server_close()
-    thread.join()
+    with weight.served(site) as address:
+        yield address
 
 
 @pytest.fixture
@@ -65,3 +56,19 @@ def watch(windows: Windows, site: Path) -> Iterator[Callable[..., Watched]]:
     """Open new pages, with `mode` light or dark and a `width`."""
     with windows.lent(1280, ("file://", "http://127.0.0.1:", "data:", "blob:")) as open_page:
         yield open_page
+
+
+@pytest.fixture
+def visit(watch: Callable[..., Watched], address: Callable[[str, str], str]) -> Callable[..., Any]:
+    """Open a page of the book, as a file unless from the server, and wait until something that it has is there."""
+
+    def open_page(
+        page_name: str, scheme: str = "file", query: str = "", wait: str = "h1", height: int = 900, **options: Any
+    ) -> Any:
+        page = watch(**options).page
+        page.set_viewport_size(page.viewport_size | {"height": height})
+        page.goto(address(page_name, scheme) + query)
+        page.locator(wait).first.wait_for()
+        return page
+
+    return open_page

@@ -1,7 +1,5 @@
 """What is asked of every page of the book, wide or narrow, light or dark: each look returns what is wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Any

@@ -1,7 +1,5 @@
 """How fast the browser of this machine is, beside the one on which the bars of seconds were set."""
 
-from __future__ import annotations
-
 from typing import Any
 
 # What pages do: make elements, give them a look, ask where they are, and read a recording.

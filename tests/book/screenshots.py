@@ -6,8 +6,6 @@ With `--readme` it only renews assets/opening-*.webp: the front page's figure as
 its last moment, _static/opening.png; and of that the weight alone, the notebooks' cover.
 """
 
-from __future__ import annotations
-
 import html
 import io
 import json

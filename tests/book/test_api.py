@@ -1,7 +1,5 @@
 """The reference pages: nothing public without a description, no word without a use, no work that nobody cites."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from functools import cached_property
@@ -14,8 +12,9 @@ from bs4 import BeautifulSoup, Tag
 
 import accumviz
 from accumviz.ledger.ledger import KINDS
+from tests.book.test_words import words
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "api.md").read_text()
 PUBLIC = [getattr(accumviz, name) for name in accumviz.__all__]
 PAGES = ("index.md", "api.md", "accumviz/checks/rules.md", "bibliography.md", "chapters/*.md")
@@ -97,12 +96,6 @@ def test_no_markup_is_left_in_a_description(entries: dict[str, Tag]) -> None:
 def test_the_page_leads_nowhere_else(site: Path) -> None:
     page = BeautifulSoup((site / "api.html").read_text(), "html.parser")
     assert [link["href"] for link in page.select("article a[href]") if "://" in str(link["href"])] == []
-
-
-def words() -> list[str]:
-    listed = re.search(r"\{glossary\}\n(.*?)```", (ROOT / "glossary.md").read_text(), re.DOTALL)
-    assert listed
-    return [line for line in listed[1].splitlines() if line and not line.startswith(" ")]
 
 
 def test_every_kind_of_event_is_in_the_glossary() -> None:

@@ -1,9 +1,6 @@
 """The audit's page: each claim has a verdict, a place that decides it, and a test that computes it again."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,15 +34,10 @@ VISIBLE = """element => {
     return one.getBoundingClientRect().height;
 }"""
 
-Open = Callable[..., Any]
-Address = Callable[[str, str], str]
-
 
 @pytest.fixture
-def audit(watch: Open, address: Address, site: Path) -> Any:
-    page = watch().page
-    page.goto(address(PAGE, "file"))
-    return page
+def audit(visit: Any) -> Any:
+    return visit(PAGE)
 
 
 def rows(page: Any) -> list[list[str]]:
@@ -76,7 +68,7 @@ def assert_each_row_quotes_its_sentence(audit: Any) -> None:
         assert [text.partition(":")[0] for _, text in rest] in (["Says"], ["Says", "Omits"]), number
 
 
-def assert_every_verdict_links_to_what_is_seen(audit: Any, watch: Open) -> None:
+def assert_every_verdict_links_to_what_is_seen(audit: Any, watch: Any) -> None:
     page = watch().page
     for number, *_, link in sorted(rows(audit), key=lambda row: row[-1]):  # each page is loaded once
         page.goto(link)
@@ -104,7 +96,7 @@ def assert_the_picture_has_a_mark_for_each_row(audit: Any) -> None:
     assert sorted(marks) == in_table
 
 
-def test_the_table_of_claims_is_whole_and_its_links_and_picture_are_those_of_its_rows(audit: Any, watch: Open) -> None:
+def test_the_table_of_claims_is_whole_and_its_links_and_picture_are_those_of_its_rows(audit: Any, watch: Any) -> None:
     assert_every_claim_has_a_verdict_of_its_kind(audit)
     assert_each_row_quotes_its_sentence(audit)
     assert_the_counts_above_are_those_of_the_rows(audit)
@@ -150,9 +142,8 @@ def test_words_and_verdicts_choose_rows_by_keyboard_alone_and_paper_has_all(audi
     assert not audit.locator("fieldset.claims").is_visible()
 
 
-def test_the_table_fits_a_phone(watch: Open, address: Address) -> None:
-    page = watch(width=375, has_touch=True).page
-    page.goto(address(PAGE, "file"))
+def test_the_table_fits_a_phone(visit: Any) -> None:
+    page = visit(PAGE, width=375, has_touch=True)
     table = page.locator("table.claims")
     assert table.evaluate("table => table.offsetWidth <= table.parentElement.clientWidth")
 

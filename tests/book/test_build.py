@@ -1,7 +1,5 @@
 """The build itself: math, shared assets, notebooks, and what makes it start over."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 from pathlib import Path

@@ -1,9 +1,6 @@
 """What a prediction keeps shut on a page of the book, and the words that move a figure."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +17,6 @@ from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.player import play
 from tests.windows import Watched
 
-Open = Callable[..., Watched]
 LEDGER = Ledger.build(
     [Parameter("w", (1,), optimizers=(0,))],
     [
@@ -219,7 +215,7 @@ def test_hostile_words_stay_words() -> None:
 
 
 @pytest.fixture
-def touched(watch: Open, tmp_path: Path) -> Watched:
+def touched(watch: Any, tmp_path: Path) -> Watched:
     """A page whose words speak of both events of a player, with the script of the role."""
     links = "".join(f'<a class="av-at" href="#{play(LEDGER).id}&amp;e={e}">at {e}</a> ' for e in (0, 1))
     script = f'<script type="module">{at.SCRIPT.read_text("utf-8")}</script>'

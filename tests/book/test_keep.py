@@ -1,7 +1,5 @@
 """What a chapter asks its reader to keep: each point has one hidden cell that would fail if it were false."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -9,13 +7,15 @@ from pathlib import Path
 import jupytext
 import pytest
 
-CHAPTERS = sorted((Path(__file__).resolve().parents[2] / "chapters").glob("*.md"))
+from tests.book.conftest import CHAPTERS
+
 AUDIT = "13_audit"  # its rows are its summary, and each has its cell
 ROLE = re.compile(r"\{[\w:+-]+\}`([^`<]*?)(?:\s*<[^`>]*>)?`")
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 POINT = re.compile(r"^- (.+?)(?=^- |^\S|\Z)", re.MULTILINE | re.DOTALL)
 PAIRED = re.compile(r"^# keep: *(.*)$", re.MULTILINE)
 FEWEST_WORDS = 2
+SUMMED_UP = [path for path in CHAPTERS if path.stem != AUDIT]
 
 
 def plain(text: str) -> str:
@@ -56,14 +56,14 @@ def unpaired(markdown: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("chapter", [path for path in CHAPTERS if path.stem != AUDIT], ids=lambda path: path.stem)
-def test_every_point_to_keep_has_one_hidden_cell_that_proves_it(chapter: Path) -> None:
-    assert unpaired(chapter.read_text("utf-8")) == []
+@pytest.mark.parametrize("path", SUMMED_UP, ids=lambda path: path.stem)
+def test_every_point_to_keep_has_one_hidden_cell_that_proves_it(path: Path) -> None:
+    assert unpaired(path.read_text("utf-8")) == []
 
 
-@pytest.mark.parametrize("chapter", [path for path in CHAPTERS if path.stem != AUDIT], ids=lambda path: path.stem)
-def test_a_chapter_ends_with_exercises_and_what_to_keep(chapter: Path) -> None:
-    assert re.findall(r"^## (.+)$", chapter.read_text("utf-8"), re.MULTILINE)[-2:] == ["Exercises", "What to keep"]
+@pytest.mark.parametrize("path", SUMMED_UP, ids=lambda path: path.stem)
+def test_a_chapter_ends_with_exercises_and_what_to_keep(path: Path) -> None:
+    assert re.findall(r"^## (.+)$", path.read_text("utf-8"), re.MULTILINE)[-2:] == ["Exercises", "What to keep"]
 
 
 RIGHT = """# A chapter

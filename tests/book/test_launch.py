@@ -1,12 +1,9 @@
 """What a page offers beside reading: its notebook for download, and in Colab where the site is published."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +19,6 @@ from wherebook import launch
 from tests.book import looks
 
 ROOT = Path(__file__).resolve().parents[2]
-Open = Callable[..., Any]
 
 PAGE = """---
 jupytext:
@@ -194,7 +190,7 @@ def test_a_link_to_colab_stands_in_the_header_and_leads_to_a_notebook_of_the_sit
 
 
 def test_the_buttons_have_names_and_room_on_every_screen_and_axe_finds_nothing(
-    published: Path, mode: str, watch: Open
+    published: Path, mode: str, watch: Any
 ) -> None:
     watched = watch(mode, reduced_motion="reduce")
     page = watched.page

@@ -1,7 +1,5 @@
 """Every link inside the built book leads somewhere."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from functools import cache

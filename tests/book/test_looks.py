@@ -1,8 +1,5 @@
 """Each look at a page finds the fault that it is for: a page with all of them, and one without."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +7,6 @@ import pytest
 
 from tests.book import looks
 
-Open = Callable[..., Any]
 PAGE = """<!doctype html><html lang="en" data-theme="{theme}"><meta charset="utf-8"><title>A page</title>
 <meta name="viewport" content="width=device-width"><script>
 const dark = matchMedia('(prefers-color-scheme: dark)'), follows = () => {{
@@ -76,7 +72,7 @@ VISITS: dict[str, Any] = {
 }
 
 
-def visited(visit: str, body: str, watch: Open, folder: Path) -> Any:
+def visited(visit: str, body: str, watch: Any, folder: Path) -> Any:
     watched = watch("dark" if visit == "dark" else "light", **({"width": 375} if "phone" in visit else {}))
     (folder / "page.html").write_text(
         PAGE.format(theme="dark" if visit == "dark" else "light", follows="yes", body=body), "utf-8"
@@ -85,7 +81,7 @@ def visited(visit: str, body: str, watch: Open, folder: Path) -> Any:
     return watched
 
 
-def look(name: str, visit: str, body: str, watch: Open, folder: Path) -> list[str]:
+def look(name: str, visit: str, body: str, watch: Any, folder: Path) -> list[str]:
     return list(VISITS[visit][name](visited(visit, body, watch, folder)))
 
 
@@ -98,12 +94,12 @@ def look(name: str, visit: str, body: str, watch: Open, folder: Path) -> list[st
         if name in FAULTS and ("briefly" not in visit or name in looks.BRIEFLY)
     ],
 )
-def test_a_look_finds_its_fault(visit: str, name: str, watch: Open, tmp_path: Path) -> None:
+def test_a_look_finds_its_fault(visit: str, name: str, watch: Any, tmp_path: Path) -> None:
     assert look(name, visit, FAULTS[name], watch, tmp_path) != []
 
 
 @pytest.mark.parametrize("visit", VISITS)
-def test_the_looks_of_a_visit_find_nothing_on_a_page_without_faults(visit: str, watch: Open, tmp_path: Path) -> None:
+def test_the_looks_of_a_visit_find_nothing_on_a_page_without_faults(visit: str, watch: Any, tmp_path: Path) -> None:
     assert looks.findings(VISITS[visit], visited(visit, RIGHT, watch, tmp_path)) == {}
 
 
@@ -112,7 +108,7 @@ def test_every_look_has_its_fault() -> None:
     assert {name for visit in VISITS.values() for name in visit} - in_modes == FAULTS.keys()
 
 
-def test_a_request_to_another_host_is_a_complaint(watch: Open, tmp_path: Path) -> None:
+def test_a_request_to_another_host_is_a_complaint(watch: Any, tmp_path: Path) -> None:
     late = "<script>setTimeout(() => fetch('http://192.0.2.1/').catch(() => 0), 300)</script>"
     assert "http://192.0.2.1/" in look("complaints", "light", late, watch, tmp_path)
 
@@ -124,5 +120,5 @@ def test_a_request_to_another_host_is_a_complaint(watch: Open, tmp_path: Path) -
         "<div class='cell'><details class='hide'><summary>Code</summary></details><p class='av-predict'></p></div>",
     ],
 )
-def test_whatever_says_an_answer_early_is_found(early: str, watch: Open, tmp_path: Path) -> None:
+def test_whatever_says_an_answer_early_is_found(early: str, watch: Any, tmp_path: Path) -> None:
     assert look("answers before their time", "dark", early, watch, tmp_path) != []

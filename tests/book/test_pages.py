@@ -1,12 +1,8 @@
 """Every page of the built book in a browser: as a file and from a server, light and dark, wide and narrow."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from PIL import Image
@@ -15,9 +11,6 @@ from tests.book import looks, screenshots
 from tests.browser.frames import reload
 from tests.conftest import ROOT
 from tests.thorough import THOROUGH
-
-Open = Callable[..., Any]
-Address = Callable[[str, str], str]
 
 
 @pytest.mark.parametrize(
@@ -30,7 +23,7 @@ Address = Callable[[str, str], str]
     ids=["light", "dark", "phone"],
 )
 def test_a_page_from_a_file_bears_every_look(
-    page_name: str, looked: dict[str, looks.Look], options: dict[str, Any], watch: Open, address: Address
+    page_name: str, looked: dict[str, looks.Look], options: dict[str, Any], watch: Any, address: Any
 ) -> None:
     watched = watch(**options)
     # In the dark as a reader who predicts first, else as one who has chosen nothing.
@@ -49,14 +42,14 @@ def test_no_output_of_a_page_says_nan(page_name: str, site: Path) -> None:
     assert [output for output in outputs if re.search(r"\bnan\b", output)] == []
 
 
-def test_a_page_from_a_server_follows_its_readers_mode(watch: Open, address: Address) -> None:
+def test_a_page_from_a_server_follows_its_readers_mode(watch: Any, address: Any) -> None:
     """As each page from a file does; that each from a server is quiet, test_weight.py finds."""
     watched = watch("dark")
     watched.page.goto(address("index.html", "http"))
     assert looks.findings({"the theme": looks.theme("dark"), **looks.FOLLOWED}, watched) == {}
 
 
-def test_the_keyboard_reaches_search_theme_notebook_and_text(mode: str, watch: Open, address: Address) -> None:
+def test_the_keyboard_reaches_search_theme_notebook_and_text(mode: str, watch: Any, address: Any) -> None:
     watched = watch(mode)
     page = watched.page
     page.goto(address("chapters/01_graphs.html", "file"))
@@ -78,9 +71,8 @@ def test_the_keyboard_reaches_search_theme_notebook_and_text(mode: str, watch: O
     assert [what for what in reached if what.startswith("unseen")] == []
 
 
-def test_the_theme_button_turns_the_page_dark_and_the_page_remembers(watch: Open, address: Address) -> None:
-    page = watch("light").page
-    page.goto(address("index.html", "http"))
+def test_the_theme_button_turns_the_page_dark_and_the_page_remembers(visit: Any) -> None:
+    page = visit("index.html", "http")
     for _ in range(3):
         if page.evaluate("document.documentElement.dataset.theme") == "dark":
             break
@@ -91,7 +83,7 @@ def test_the_theme_button_turns_the_page_dark_and_the_page_remembers(watch: Open
 
 
 def test_a_search_lands_at_the_section_that_it_names_with_the_words_marked(
-    scheme: str, watch: Open, address: Address
+    scheme: str, watch: Any, address: Any
 ) -> None:
     watched = watch()
     page = watched.page
@@ -113,7 +105,7 @@ def test_a_search_lands_at_the_section_that_it_names_with_the_words_marked(
     assert looks.quiet(watched) == []
 
 
-def test_the_search_lists_answers_as_one_types(watch: Open, address: Address) -> None:
+def test_the_search_lists_answers_as_one_types(watch: Any, address: Any) -> None:
     watched = watch()
     page = watched.page
     page.goto(address("chapters/03_accumulation.html", "file"))
@@ -136,7 +128,7 @@ def test_the_search_lists_answers_as_one_types(watch: Open, address: Address) ->
 
 
 def test_a_search_finds_an_error_message_says_which_word_is_nowhere_and_takes_markup_as_text(
-    watch: Open, address: Address
+    watch: Any, address: Any
 ) -> None:
     watched = watch()
     page, told = watched.page, watched.page.locator("#search-count")
@@ -155,9 +147,8 @@ def test_a_search_finds_an_error_message_says_which_word_is_nowhere_and_takes_ma
     assert looks.quiet(watched) == []
 
 
-def test_on_a_narrow_screen_the_chapters_come_in_a_drawer_that_escape_closes(watch: Open, address: Address) -> None:
-    page = watch(width=375, has_touch=True).page
-    page.goto(address("chapters/01_graphs.html", "file"))
+def test_on_a_narrow_screen_the_chapters_come_in_a_drawer_that_escape_closes(visit: Any) -> None:
+    page = visit("chapters/01_graphs.html", width=375, has_touch=True)
     nav = page.get_by_role("navigation", name="Chapters")
     assert not nav.is_visible()
     page.get_by_role("button", name="Chapters").click()
@@ -168,19 +159,15 @@ def test_on_a_narrow_screen_the_chapters_come_in_a_drawer_that_escape_closes(wat
     assert not nav.is_visible()
 
 
-def test_without_scripts_a_page_has_its_chapters_and_no_button_that_does_nothing(watch: Open, address: Address) -> None:
-    page = watch(width=375, java_script_enabled=False).page
-    page.goto(address("chapters/01_graphs.html", "file"))
+def test_without_scripts_a_page_has_its_chapters_and_no_button_that_does_nothing(visit: Any) -> None:
+    page = visit("chapters/01_graphs.html", width=375, java_script_enabled=False)
     assert page.get_by_role("navigation", name="Chapters").is_visible()
     assert page.get_by_role("button", name="Search").count() == 0
     assert page.locator("article h1").is_visible()
 
 
-def test_the_first_screen_of_a_phone_has_the_title_a_sentence_and_the_figure(watch: Open, address: Address) -> None:
-    page = watch(width=375, has_touch=True, reduced_motion="reduce").page
-    page.set_viewport_size({"width": 375, "height": 812})
-    page.goto(address("index.html", "file"))
-    page.locator(".av-hero").wait_for()
+def test_the_first_screen_of_a_phone_has_the_title_a_sentence_and_the_figure(visit: Any) -> None:
+    page = visit("index.html", wait=".av-hero", width=375, height=812, has_touch=True, reduced_motion="reduce")
     assert page.locator("article h1").bounding_box()["y"] > 0
     sentence = page.locator("article h1 + p").bounding_box()
     assert sentence["y"] + sentence["height"] < 300
@@ -190,13 +177,8 @@ def test_the_first_screen_of_a_phone_has_the_title_a_sentence_and_the_figure(wat
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 620), (1920, 620), (375, 1000)])
-def test_the_opening_is_seen_and_played_without_scrolling(
-    watch: Open, address: Address, width: int, height: int
-) -> None:
-    page = watch(width=width, reduced_motion="reduce").page
-    page.set_viewport_size({"width": width, "height": height})
-    page.goto(address("index.html", "file"))
-    page.locator(".av-hero").wait_for()
+def test_the_opening_is_seen_and_played_without_scrolling(visit: Any, width: int, height: int) -> None:
+    page = visit("index.html", wait=".av-hero", width=width, height=height, reduced_motion="reduce")
     assert len(page.locator("article h1 + p").inner_text().split()) <= 40
     for part in (".av-token", ".av-level", ".av-goal", ".av-says", ".av-b-play", ".av-rate"):
         box = page.locator(f".av-hero {part}").bounding_box()
@@ -204,18 +186,15 @@ def test_the_opening_is_seen_and_played_without_scrolling(
         assert box["y"] + box["height"] <= height, f"{part} ends at {box['y'] + box['height']}"
 
 
-def test_the_loop_lab_of_the_front_page_begins_within_two_screens(watch: Open, address: Address) -> None:
-    page = watch(width=1280).page
-    page.goto(address("index.html", "file"))
+def test_the_loop_lab_of_the_front_page_begins_within_two_screens(visit: Any) -> None:
+    page = visit("index.html", width=1280)
     lab = page.locator(".av-lab")
     lab.locator(".av-in-code").wait_for()
     assert lab.bounding_box()["y"] <= 2 * page.viewport_size["height"]
 
 
-def test_without_its_division_the_opening_shows_a_loss_that_climbs(watch: Open, address: Address) -> None:
-    page = watch(reduced_motion="reduce").page
-    page.goto(address("index.html", "file"))
-    page.locator(".av-hero").wait_for()
+def test_without_its_division_the_opening_shows_a_loss_that_climbs(visit: Any) -> None:
+    page = visit("index.html", wait=".av-hero", reduced_motion="reduce")
     ends = []
     for divided in (True, False):
         screenshots.show(page, divided, 16)
@@ -228,12 +207,8 @@ def test_without_its_division_the_opening_shows_a_loss_that_climbs(watch: Open, 
     assert page.locator(".av-level").count() == 1
 
 
-def test_at_the_smallest_learning_rate_the_opening_s_loss_falls_without_its_division(
-    watch: Open, address: Address
-) -> None:
-    page = watch(reduced_motion="reduce").page
-    page.goto(address("index.html", "file"))
-    page.locator(".av-hero").wait_for()
+def test_at_the_smallest_learning_rate_the_opening_s_loss_falls_without_its_division(visit: Any) -> None:
+    page = visit("index.html", wait=".av-hero", reduced_motion="reduce")
     screenshots.show(page, False, 16)
     high = page.locator(".av-ball").bounding_box()["y"]
     rate = page.get_by_role("slider", name="learning rate")
@@ -245,30 +220,8 @@ def test_at_the_smallest_learning_rate_the_opening_s_loss_falls_without_its_divi
     assert "from 10 to 43" not in page.locator(".av-says").inner_text()
 
 
-def symptoms() -> list[str]:
-    """The first column of the page of symptoms, as plain words."""
-    text = (ROOT / "symptoms.md").read_text("utf-8")
-    return [
-        re.sub(r"`+", "", row).strip() for row in re.findall(r"^\* - (?!What you see|Question)(.*)", text, re.MULTILINE)
-    ]
-
-
-def test_search_leads_from_what_one_sees_to_its_symptom(watch: Open, address: Address) -> None:
-    page = watch().page
-    assert len(symptoms()) > 40
-    lost = []
-    for seen in symptoms():
-        page.goto(address("search.html", "file") + f"?q={quote(seen)}")
-        page.locator("#search-results ul.search li").first.wait_for()
-        links = page.locator("#search-results ul.search li a").evaluate_all("all => all.slice(0, 3).map(a => a.href)")
-        if not any("symptoms.html" in link for link in links):
-            lost.append((seen, links))
-    assert lost == []
-
-
-def test_pictures_stand_open_until_a_reader_chooses_to_predict_first(watch: Open, address: Address) -> None:
-    page = watch().page
-    page.goto(address("chapters/09_ddp.html", "http"))
+def test_pictures_stand_open_until_a_reader_chooses_to_predict_first(visit: Any, address: Any) -> None:
+    page = visit("chapters/09_ddp.html", "http")
     pictures = page.locator("article .cell_output .accumviz")
     assert pictures.count() > 4
     assert all(one.bounding_box() for one in pictures.all())
@@ -282,9 +235,8 @@ def test_pictures_stand_open_until_a_reader_chooses_to_predict_first(watch: Open
     assert page.locator(".av-recorded:visible").count() > 2
 
 
-def test_a_caption_stands_beside_a_figure_that_leaves_it_room(watch: Open, address: Address) -> None:
-    page = watch().page
-    page.goto(address("chapters/03_accumulation.html", "file"))
+def test_a_caption_stands_beside_a_figure_that_leaves_it_room(visit: Any) -> None:
+    page = visit("chapters/03_accumulation.html")
     parts = page.locator("#fig-accumulated")
     figure, caption = (parts.locator(part).first.bounding_box() for part in (".accumviz", "figcaption"))
     assert caption["x"] >= figure["x"] + figure["width"]
@@ -293,9 +245,8 @@ def test_a_caption_stands_beside_a_figure_that_leaves_it_room(watch: Open, addre
     assert caption["y"] >= figure["y"] + figure["height"]
 
 
-def test_what_a_reader_copies_has_no_line_numbers(watch: Open, address: Address) -> None:
-    page = watch(permissions=["clipboard-read", "clipboard-write"]).page
-    page.goto(address("chapters/03_accumulation.html", "http"))
+def test_what_a_reader_copies_has_no_line_numbers(visit: Any) -> None:
+    page = visit("chapters/03_accumulation.html", "http", permissions=["clipboard-read", "clipboard-write"])
     cell = page.locator("div.highlight", has=page.locator("pre .linenos")).first
     cell.hover()
     cell.get_by_role("button", name="Copy").click()
@@ -313,31 +264,27 @@ def test_what_a_reader_copies_has_no_line_numbers(watch: Open, address: Address)
     )
 
 
-def test_a_printed_page_keeps_its_text_and_leaves_out_the_controls(watch: Open, address: Address) -> None:
-    page = watch().page
-    page.goto(address("chapters/01_graphs.html", "file"))
+def test_a_printed_page_keeps_its_text_and_leaves_out_the_controls(visit: Any) -> None:
+    page = visit("chapters/01_graphs.html")
     page.emulate_media(media="print")
     assert page.locator("article p").first.is_visible()
     assert not page.locator(".btn-download-notebook").first.is_visible()
     assert not page.locator(".book-side").first.is_visible()
 
 
-def test_the_first_sheet_of_paper_has_the_whole_picture_of_the_front_page(watch: Open, address: Address) -> None:
+def test_the_first_sheet_of_paper_has_the_whole_picture_of_the_front_page(visit: Any) -> None:
     """It had an empty frame, whose panes were on the next one. An A4 sheet holds 718 by 1,046 pixels."""
-    page = watch(width=718).page
-    page.goto(address("index.html", "file"))
-    page.locator(".av-hero").wait_for()
+    page = visit("index.html", wait=".av-hero", width=718)
     page.emulate_media(media="print")
     for part in (".av-loop", ".av-level", ".av-goal", ".av-ball"):
         box = page.locator(f".av-hero {part}").bounding_box()
         assert 0 <= box["y"] < box["y"] + box["height"] <= 1046
 
 
-@pytest.mark.parametrize("chapter", ["03_accumulation", "09_ddp"])
-def test_paper_holds_every_figure_and_every_answer(chapter: str, watch: Open, address: Address) -> None:
+@pytest.mark.parametrize("name", ["03_accumulation", "09_ddp"])
+def test_paper_holds_every_figure_and_every_answer(name: str, visit: Any) -> None:
     """The chapter on DDP was printed as 17 pages with neither, for a reader who predicts first."""
-    page = watch().page
-    page.goto(address(f"chapters/{chapter}.html", "file") + "?predict")
+    page = visit(f"chapters/{name}.html", query="?predict")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")
     pictures = page.locator("article .accumviz:not(.av-predict, .accumviz .accumviz)")
@@ -348,9 +295,8 @@ def test_paper_holds_every_figure_and_every_answer(chapter: str, watch: Open, ad
         assert kept.evaluate_all("all => all.filter(one => one.getBoundingClientRect().height < 9).length") == 0
 
 
-def test_a_link_to_the_front_page_has_a_card_with_its_picture(watch: Open, address: Address) -> None:
-    page = watch().page
-    page.goto(address("index.html", "file"))
+def test_a_link_to_the_front_page_has_a_card_with_its_picture(visit: Any) -> None:
+    page = visit("index.html")
     named = "all => all.map(one => [one.name || one.getAttribute('property'), one.content])"
     said = dict(page.locator("meta").evaluate_all(named))
     assert len(said["description"].split()) > 9
@@ -367,7 +313,7 @@ def test_a_link_to_the_front_page_has_a_card_with_its_picture(watch: Open, addre
         ("11_museum.html", "12_museum.html"),
     ],
 )
-def test_an_old_address_leads_to_the_section_that_it_named(old: str, new: str, watch: Open, address: Address) -> None:
+def test_an_old_address_leads_to_the_section_that_it_named(old: str, new: str, watch: Any, address: Any) -> None:
     page = watch().page
     page.goto(f"{address('chapters', 'file')}/{old}")
     page.wait_for_url(lambda url: url.endswith(f"/{new}"))

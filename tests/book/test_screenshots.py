@@ -1,7 +1,5 @@
 """The pictures that people judge by: each widget in each state, none too tall; and README's, never stale."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,13 +1,10 @@
 """Questions as people type them: the book's own search answers each within its first five results."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+import re
 from typing import Any
 from urllib.parse import quote
 
-Open = Callable[..., Any]
-Address = Callable[[str, str], str]
+from tests.conftest import ROOT
 
 FIRST = 5
 # What is typed, and the title of what answers it: a section, a symptom or a question.
@@ -68,15 +65,26 @@ ANSWERED = {
 }
 
 
-def test_questions_as_people_type_them_are_answered_in_the_first_five_results(watch: Open, address: Address) -> None:
-    page = watch().page
-    lost = {}
-    for question, answer in ANSWERED.items():
-        page.goto(address("search.html", "file") + f"?q={quote(question)}")
-        results = page.locator("#search-results ul.search li a")
-        results.first.wait_for()
-        titles = results.all_inner_texts()[:FIRST]
-        if not any(answer in title for title in titles):
-            lost[question] = titles
+def found(page: Any, query: str) -> Any:
+    """The links of a search's results."""
+    page.goto(page.url.partition("?")[0] + f"?q={quote(query)}")
+    links = page.locator("#search-results ul.search li a")
+    links.first.wait_for()
+    return links
+
+
+def test_questions_as_people_type_them_are_answered_in_the_first_five_results(visit: Any) -> None:
+    page = visit("search.html")
+    titles = {question: found(page, question).all_inner_texts()[:FIRST] for question in ANSWERED}
     assert len(ANSWERED) == 50
-    assert lost == {}
+    assert {one: titles[one] for one, answer in ANSWERED.items() if not any(answer in t for t in titles[one])} == {}
+
+
+def test_search_leads_from_what_one_sees_to_its_symptom(visit: Any) -> None:
+    text = (ROOT / "symptoms.md").read_text("utf-8")
+    rows = re.findall(r"^\* - (?!What you see|Question)(.*)", text, re.MULTILINE)
+    page = visit("search.html")
+    assert len(rows) > 40
+    hrefs = "all => all.slice(0, 3).map(one => one.href)"
+    leads = {row: found(page, row.replace("`", "").strip()).evaluate_all(hrefs) for row in rows}
+    assert {row: links for row, links in leads.items() if "symptoms.html" not in " ".join(links)} == {}

@@ -1,7 +1,5 @@
 """What the book's own sheet makes of a page, before any page is built."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,26 +1,23 @@
 """The chapters as written: short cells, no outputs, a text beside each figure."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
 from statistics import median
 
 import jupytext
-import pytest
 from wherebook.gate import only_asks
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.book.conftest import CHAPTERS
+from tests.conftest import ROOT
+
 HIDING = {"remove-cell", "remove-input", "hide-cell", "hide-input"}
-CHAPTERS = sorted((ROOT / "chapters").glob("*.md"))
 
 
 def cells(path: Path) -> list[str]:
     return [cell.source for cell in jupytext.read(path, fmt="md:myst").cells if cell.cell_type == "code"]
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
 def test_the_cells_of_a_chapter_are_short(chapter: Path) -> None:
     lengths = [sum(bool(line.strip()) for line in source.splitlines()) for source in cells(chapter)]
     assert lengths, "a chapter runs something"
@@ -34,19 +31,16 @@ def test_the_loop_to_download_is_the_one_that_chapter_5_runs() -> None:
     assert loop in [ast.unparse(ast.parse(source)) for source in cells(ROOT / "chapters/05_recipe.md")]
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
 def test_a_chapter_has_twelve_sections_at_most(chapter: Path) -> None:
     text = jupytext.read(chapter, fmt="md:myst").cells
     headings = [line for cell in text if cell.cell_type == "markdown" for line in cell.source.splitlines()]
     assert sum(line.startswith("## ") for line in headings) <= 12
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
 def test_every_chapter_is_in_the_table_of_contents(chapter: Path) -> None:
     assert f"file: chapters/{chapter.stem}\n" in (ROOT / "_toc.yml").read_text()
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
 def test_no_visible_cell_needs_a_name_that_a_hidden_one_makes(chapter: Path) -> None:
     hidden_names: set[str] = set()
     for cell in jupytext.read(chapter, fmt="md:myst").cells:
@@ -62,7 +56,6 @@ def test_no_visible_cell_needs_a_name_that_a_hidden_one_makes(chapter: Path) -> 
             hidden_names -= bound
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
 def test_what_needs_a_kernel_runs_in_the_notebook_only(chapter: Path) -> None:
     """Built, it would leave all that its widget knows on the page, and nothing to see."""
     for cell in jupytext.read(chapter, fmt="md:myst").cells:
@@ -70,15 +63,14 @@ def test_what_needs_a_kernel_runs_in_the_notebook_only(chapter: Path) -> None:
             assert (".live()" in cell.source) == ("skip-execution" in cell.metadata.get("tags", [])), cell.source
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS[1:4], ids=lambda path: path.stem)
-def test_a_notebook_has_a_live_cell_and_its_page_says_what_to_try(chapter: Path) -> None:
-    found = jupytext.read(chapter, fmt="md:myst").cells
-    before = [found[i - 1] for i, cell in enumerate(found) if cell.source.endswith(".live()")]
-    assert before
-    assert all(cell.cell_type == "markdown" and "notebook" in cell.source for cell in before)
+def test_notebooks_of_chapters_2_to_4_have_a_live_cell_and_their_pages_say_what_to_try() -> None:
+    for chapter in CHAPTERS[1:4]:
+        found = jupytext.read(chapter, fmt="md:myst").cells
+        before = [found[i - 1] for i, cell in enumerate(found) if cell.source.endswith(".live()")]
+        assert before
+        assert all(cell.cell_type == "markdown" and "notebook" in cell.source for cell in before)
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
 def test_every_prediction_takes_an_answer_and_keeps_its_source_to_itself(chapter: Path) -> None:
     text = chapter.read_text("utf-8")
     assert not re.search(r"\{admonition\} *predict|:class: *predict", text, re.IGNORECASE), "ask with av.predict"

@@ -1,8 +1,5 @@
 """What players and explorers of the book show as a page opens: the mistake at a glance, on one screen."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -13,8 +10,6 @@ from PIL import Image
 from tests.book import weight
 from tests.browser.frames import drawn
 
-Open = Callable[..., Any]
-Address = Callable[[str, str], str]
 MUSEUM = "chapters/12_museum.html"
 HEIGHTS = """() => [...document.querySelectorAll(".av-xframe, .av-frame, .av-lframe")]
     .filter(one => one.checkVisibility() && !one.parentElement.closest(".av-xframe"))
@@ -27,10 +22,9 @@ def picture(page: Any, explorer: Any) -> Any:
     return np.asarray(Image.open(BytesIO(shot)).convert("RGB"), float)
 
 
-def test_each_exhibit_shows_its_mistake_at_a_glance(watch: Open, address: Address) -> None:
+def test_each_exhibit_shows_its_mistake_at_a_glance(visit: Any) -> None:
     """Each run was drawn to its own scale: switching to the mistake changed 0.13 % of the pixels, the digits alone."""
-    page = watch().page
-    page.goto(address(MUSEUM, "file") + "?show")
+    page = visit(MUSEUM, query="?show")
     page.wait_for_function(weight.READY)
     exhibits = page.locator("[data-accumviz-explorer]").all()
     assert len(exhibits) > 10
@@ -48,21 +42,17 @@ def test_each_exhibit_shows_its_mistake_at_a_glance(watch: Open, address: Addres
 
 
 @pytest.mark.parametrize(("width", "most"), [(1280, 720), (375, 812)])
-def test_control_and_effect_are_on_one_screen(
-    page_name: str, width: int, most: int, watch: Open, address: Address
-) -> None:
+def test_control_and_effect_are_on_one_screen(page_name: str, width: int, most: int, visit: Any) -> None:
     """Explorers were 923 to 2,126 px high, on a phone up to 5,015; the loop lab 1,200 and 2,000."""
-    page = watch(width=width).page
-    page.goto(address(page_name, "file") + "?show")
+    page = visit(page_name, query="?show", width=width)
     page.wait_for_function(weight.READY)
     drawn(page)
     assert [height for height in page.evaluate(HEIGHTS) if height > most] == []
 
 
 @pytest.mark.parametrize("width", [1280, 375])
-def test_a_transport_stays_in_sight_while_more_panes_are_read(width: int, watch: Open, address: Address) -> None:
-    page = watch(width=width).page
-    page.goto(address(MUSEUM, "file") + "?show")
+def test_a_transport_stays_in_sight_while_more_panes_are_read(width: int, visit: Any) -> None:
+    page = visit(MUSEUM, query="?show", width=width)
     page.wait_for_function(weight.READY)
     explorer = page.locator("[data-accumviz-explorer]").first
     explorer.evaluate("el => el.querySelector('.av-b-panes').click()")
@@ -77,8 +67,8 @@ def test_a_transport_stays_in_sight_while_more_panes_are_read(width: int, watch:
     explorer.get_by_role("button", name="previous event").click(trial=True)
 
 
-def test_a_figure_is_enlarged_and_comes_back(watch: Open, address: Address) -> None:
-    watched = watch(viewport={"width": 1280, "height": 800})
+def test_a_figure_is_enlarged_and_comes_back(watch: Any, address: Any) -> None:
+    watched = watch()
     page = watched.page
     page.goto(address("chapters/04_shares.html", "file"))
     figure = page.locator("#fig-eight")

@@ -1,9 +1,6 @@
 """What a page of the book costs a reader who comes for the first time."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +12,10 @@ from tests.book import weight
 from tests.book.pace import clocked, pace, worked
 from tests.browser.frames import drawn
 
-Address = Callable[[str, str], str]
 KILOBYTES, REQUESTS, SHIFT, READY, ANSWER = 250, 12, 0.05, 1.5, 50
 
 
-def test_a_first_visit_is_light_still_and_soon_ready(page_name: str, browser: Browser, address: Address) -> None:
+def test_a_first_visit_is_light_still_and_soon_ready(page_name: str, browser: Browser, address: Any) -> None:
     """Time is the processor's, four times over, and at the pace at which the bar was set: the machine is not."""
     found = weight.cost(browser, address(page_name, "http"))
     assert found.kilobytes <= KILOBYTES
@@ -31,23 +27,20 @@ def test_a_first_visit_is_light_still_and_soon_ready(page_name: str, browser: Br
         assert any(worked / pace(browser) <= READY for worked in itertools.chain([found.worked], again))
 
 
-@pytest.mark.parametrize("chapter", ["11_your_own"])
-def test_a_walk_along_a_graph_of_a_full_page_fits_into_its_frames(
-    chapter: str, browser: Browser, address: Address
-) -> None:
+def test_a_walk_along_a_graph_of_a_full_page_fits_into_its_frames(browser: Browser, address: Any) -> None:
     """In the page's own time, at the pace at which the bar was set, on half the processor.
 
     Others at work take the caches from both what is measured and the pace, but not alike: a walk that fits once, fits.
     """
     with browser.new_page(viewport={"width": 1280, "height": 900}) as page:
-        page.goto(address(f"chapters/{chapter}.html", "file"))
+        page.goto(address("chapters/11_your_own.html", "file"))
         page.wait_for_function(weight.READY, timeout=60_000)
         assert page.evaluate(player.WALKABLE)
         works = (2 * player.work(page, "#walked", steps=40, stride=1) for _ in range(5))
         assert any(work <= 1000 / 60 for work in works)
 
 
-def test_a_switch_is_answered_with_50_ms_of_work(browser: Browser, address: Address) -> None:
+def test_a_switch_is_answered_with_50_ms_of_work(browser: Browser, address: Any) -> None:
     """In the page's own time, at the pace at which the bar was set; of there and back again, the shorter way."""
     with browser.new_page(viewport={"width": 1280, "height": 900}) as page:
         page.goto(address("chapters/12_museum.html", "file"))

@@ -1,14 +1,12 @@
 """A word of the glossary is linked to it where a chapter first uses it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-CHAPTERS = sorted((ROOT / "chapters").glob("*.md"))
+from tests.conftest import ROOT
+
 # Words that prose needs in their everyday meaning, too: where a chapter means the glossary's, a pattern cannot tell.
 EVERYDAY = {
     "accumulation",
@@ -65,7 +63,6 @@ def unlinked(markdown: str, words: list[str]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
 def test_a_chapter_links_each_word_where_it_first_uses_it(chapter: Path) -> None:
     wanted = [word for word in words() if word not in EVERYDAY]
     assert unlinked(chapter.read_text("utf-8"), wanted) == []

@@ -1,10 +1,7 @@
-"""What a page of the book costs on a first visit: `python -m tests.book.weight [SITE]` prints it page by page."""
-
-from __future__ import annotations
+"""What a page of the book costs on a first visit."""
 
 import gzip
 import random
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +11,9 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.book.pace import clocked, pace, worked
+from tests.book.pace import clocked, worked
 from tests.windows import Watched
 
-SITE = Path(__file__).resolve().parents[2] / "_build" / "html"
 # What moved without being asked, by the rule of web vitals: the worst run of shifts less than a second apart.
 SHIFTS = """() => {
     window.shifts = [];
@@ -45,7 +41,6 @@ class Cost:
     requests: int
     kilobytes: float  # gzip
     shift: float
-    ready: float | None  # seconds by the clock, the processor slowed: others at work on the machine are in it
     worked: float  # seconds of the page's own thread, slowed
     shifts: list[dict[str, Any]]
     complaints: list[str]  # of the page, and what it asked of other hosts
@@ -53,12 +48,12 @@ class Cost:
 
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *arguments: object) -> None:
-        """A request per line would bury the table."""
+        """A request per line would bury what pytest says."""
 
 
-def cost(browser: Any, address: str, slowed: float = 4, width: int = 1280, by_the_clock: bool = False) -> Cost:
+def cost(browser: Any, address: str) -> Cost:
     """Visit a page as somebody who has never been there: nothing is kept from an earlier visit."""
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme="light")
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
     page = context.new_page()
     responses: list[Any] = []
     page.on("response", lambda response: responses.append(response))  # Playwright marks its listeners
@@ -68,7 +63,7 @@ def cost(browser: Any, address: str, slowed: float = 4, width: int = 1280, by_th
     tab = clocked(page)
     page.goto(address, wait_until="commit")
     page.wait_for_function(READY, timeout=60_000)
-    took = slowed * worked(tab)
+    took = 4 * worked(tab)
     page.wait_for_timeout(500)
     for _ in range(12):
         page.mouse.wheel(0, 800)
@@ -77,16 +72,9 @@ def cost(browser: Any, address: str, slowed: float = 4, width: int = 1280, by_th
     shift, shifts = page.evaluate(WORST), page.evaluate("shifts")
     fetched = [response for response in responses if response.url.startswith("http")]
     weight = sum(len(gzip.compress(response.body(), 6)) for response in fetched) / 1000
-    ready = None
-    if by_the_clock:
-        tab.send("Emulation.setCPUThrottlingRate", {"rate": slowed})
-        page.goto("about:blank")
-        page.goto(address, wait_until="commit")
-        page.wait_for_function(READY, timeout=60_000)
-        ready = page.evaluate("performance.now()") / 1000
     context.close()
     complaints = [*watched.foreign, *watched.complaints]
-    return Cost(len(fetched), weight, shift, ready, took, shifts, complaints)
+    return Cost(len(fetched), weight, shift, took, shifts, complaints)
 
 
 def noise(length: int, seed: str) -> bytes:
@@ -101,23 +89,3 @@ def served(folder: Path) -> Iterator[str]:
     yield f"http://127.0.0.1:{httpd.server_port}"
     httpd.shutdown()
     httpd.server_close()
-
-
-def table(site: Path) -> str:
-    from tests.book import chromium
-
-    pages = sorted(path for path in site.rglob("*.html") if site / "_static" not in path.parents)
-    lines = [f"{'page':32}{'KB':>7}{'asked':>7}{'shift':>8}{'worked':>8}{'ready':>8}{'pace':>7}"]
-    with chromium.opened() as browser, served(site) as address:
-        for path in pages:
-            name = path.relative_to(site).as_posix()
-            found = cost(browser, f"{address}/{name}", by_the_clock=True)
-            here = pace(browser)
-            told = f"{found.kilobytes:7.0f}{found.requests:7}{found.shift:8.3f}"
-            took = f"{found.worked / here:8.2f}{found.ready:8.2f}{here:7.2f}"
-            lines.append(f"{name:32}{told}{took}")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(table(Path(*sys.argv[1:2]) if sys.argv[1:] else SITE))
