@@ -7,8 +7,17 @@ from typing import Any
 import pytest
 
 from tests.browser.frames import drawn, opened
-from tests.browser.written import written
 from tests.windows import Watched, Windows
+
+
+def written(path: Path, *views: Any, again: int = 1) -> str:
+    """Save the first view, `again` times over, and the others after it; returns the page's address."""
+    views[0].save(path)
+    text = path.read_text("utf-8")
+    body = text.partition("<body>")[2].partition("</body>")[0]
+    more = body * (again - 1) + "".join(view.to_html() for view in views[1:])
+    path.write_text(text.replace("</body></html>", f"{more}</body></html>"), "utf-8")
+    return path.as_uri()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

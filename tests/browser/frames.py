@@ -20,6 +20,21 @@ def opened(page: Any, tab: str = "") -> None:
     drawn(page)
 
 
+def middle(place: Any) -> tuple[float, float]:
+    """Return where the middle of an element is."""
+    box = place.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def drag(page: Any, start: tuple[float, float], right: float, down: float) -> None:
+    """Take what is there with a mouse, and let it go so far from there."""
+    x, y = start
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + right, y + down, steps=4)
+    page.mouse.up()
+
+
 # Long enough for a movement that has begun and is not yet seen, on a machine that draws few frames, too.
 _STILL = """() => new Promise(done => {
     let at = scrollY, frames = 0;

@@ -25,10 +25,6 @@ def toy(k: int, divide: bool = True) -> Ledger:
     return window([1 / k if divide else 1.0] * k)
 
 
-def shown(explorer: Explorer) -> dict[str, Any]:
-    return explorer.content
-
-
 def part_of_runs(data: dict[str, Any], name: str) -> list[Any]:
     """A part of each run, by its name, as the page puts it together."""
     column, different = list(data["parts"]).index(name), data["parts"][name]
@@ -51,7 +47,7 @@ def test_every_combination_is_recorded_once_and_found_again() -> None:
 
 
 def test_equal_runs_and_equal_parts_of_runs_stand_once() -> None:
-    data = shown(explore(toy, k=[1, 2, 4], divide=[True, False]))
+    data = explore(toy, k=[1, 2, 4], divide=[True, False]).content
     assert data["grid"] == [0, 0, 1, 2, 3, 4], "with one micro-batch, dividing changes nothing"
     (code,) = data["parts"]["code"]
     assert code == json.loads(json.dumps(payload.ledger_data(toy(2))["code"]))
@@ -164,20 +160,6 @@ def test_runs_of_few_and_of_many_parameters_are_as_tall_as_the_tallest() -> None
     assert part_of_runs(explorer.content, "lane") == [240, 120, 60]
 
 
-def test_a_widget_records_values_outside_the_grid_and_shows_what_they_raise() -> None:
-    def experiment(k: int, lr: float) -> Ledger:
-        if k == 3:
-            raise ValueError("three")
-        return toy(k)
-
-    live: Any = explore(experiment, k=[1, 2, 4], lr=[0.1]).live()
-    live.ask = {"choice": ["5", 0], "n": 1}
-    assert live.told["choice"] == ["5", 0]
-    assert json.loads(live.told["run"])["figures"][0] == ["backwards", "5"]
-    live.ask = {"choice": ["3", 0], "n": 2}
-    assert json.loads(live.told["run"])["error"].startswith("ValueError: three")
-
-
 def test_on_a_page_of_several_views_each_style_sheet_and_each_module_stands_once() -> None:
     from wherebook.outputs import one_module, share_assets
 
@@ -202,7 +184,7 @@ def recorded(k: int, divide: bool) -> Ledger:
 
 
 def test_all_runs_share_one_scale_that_ends_at_three_times_the_right_one() -> None:
-    data = shown(explore(recorded, k=[1, 2, 8], divide=[True, False]))
+    data = explore(recorded, k=[1, 2, 8], divide=[True, False]).content
     rows = part_of_runs(data, "p")
     assert {tuple(row["r"]) for (row,) in rows} == {(-3.0, 0.0)}, "undivided, eight micro-batches come to -8"
     shares = part_of_runs(data, "shares.r")
@@ -211,7 +193,7 @@ def test_all_runs_share_one_scale_that_ends_at_three_times_the_right_one() -> No
 
 
 def test_without_a_right_run_the_scale_holds_all_of_them() -> None:
-    data = shown(explore(recorded, k=[2, 8], divide=[False]))
+    data = explore(recorded, k=[2, 8], divide=[False]).content
     assert [row["r"] for (row,) in part_of_runs(data, "p")] == [[-8.0, 0.0]] * 2
 
 

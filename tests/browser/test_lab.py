@@ -1,7 +1,5 @@
 """The same views in a real JupyterLab: through its kernel, and after the kernel has gone."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,9 +1,6 @@
 """The loop lab in a browser: lines moved by mouse, finger and keyboard, and what follows from it."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -12,11 +9,9 @@ from playwright.sync_api import expect
 
 import accumviz as av
 from accumviz.book.lab import Lab
-from tests.browser.frames import drawn
+from tests.browser.frames import drawn, middle
 from tests.browser.test_scrolling import swiped
 
-Open = Callable[..., Any]
-Show = Callable[..., Any]
 ZERO, STEP, CLIP = "optimizer.zero_grad()", "optimizer.step()", "nn.utils.clip_grad_norm_(w, 4)"
 
 
@@ -57,28 +52,27 @@ class Bench:
 
 
 @pytest.fixture
-def show(show: Show) -> Show:
+def show(show: Any) -> Any:
     def open_page(lab: Lab, **options: Any) -> Bench:
         return Bench(show(lab, wait=".av-bench .av-in-code", panes=False, **options))
 
     return open_page
 
 
-def test_a_mouse_drags_a_line_to_another_place_and_everything_follows(show: Show, mode: str) -> None:
+def test_a_mouse_drags_a_line_to_another_place_and_everything_follows(show: Any, mode: str) -> None:
     bench = show(made(), mode=mode)
     mouse = bench.page.mouse
     assert bench.said.startswith("✓ Healthy")
     before = bench.root.locator(".av-in-weights .av-note").last.inner_text()
-    box, goal = bench.grip(ZERO).bounding_box(), bench.root.get_by_role("button", name="line 5").bounding_box()
-    mouse.move(box["x"] + 30, box["y"] + box["height"] / 2)
+    x, y = middle(bench.grip(ZERO))
+    mouse.move(x, y)
     mouse.down()
-    mouse.move(box["x"] + 30, box["y"] - 40, steps=4)
+    mouse.move(x, y - 40, steps=4)
     place = bench.root.get_by_role("button", name=f"put {ZERO} first in every micro-batch")
-    there = place.bounding_box()
-    mouse.move(there["x"] + 20, there["y"] + there["height"] / 2, steps=4)
+    mouse.move(*middle(place), steps=4)
     assert place.locator("..").evaluate("slot => slot.classList.contains('av-near')")
     mouse.up()
-    assert goal and bench.said.startswith("✗ 1 mistake: zero-grad-inside-window.")
+    assert bench.said.startswith("✗ 1 mistake: zero-grad-inside-window.")
     assert bench.where(ZERO) == "first in every micro-batch"
     assert bench.code == made().text(zero_grad="micro-batch").splitlines()
     assert bench.sums == ["0.3333", "0.3333", "1"] * 2
@@ -87,7 +81,7 @@ def test_a_mouse_drags_a_line_to_another_place_and_everything_follows(show: Show
     assert not bench.root.locator(".av-slot:visible").count()
 
 
-def test_a_lab_stands_where_its_report_points_and_a_healthy_one_at_its_first_step(show: Show) -> None:
+def test_a_lab_stands_where_its_report_points_and_a_healthy_one_at_its_first_step(show: Any) -> None:
     wrong = (("divide", "nothing"),)
     for start, findings in (((), False), (wrong, True)):
         lab = made(start)
@@ -103,18 +97,13 @@ def test_a_lab_stands_where_its_report_points_and_a_healthy_one_at_its_first_ste
 
 
 @pytest.mark.parametrize("touch", [False, True])
-def test_a_line_stays_under_the_pointer_that_has_taken_it_and_is_seen_where_it_was_put(show: Show, touch: bool) -> None:
+def test_a_line_stays_under_the_pointer_that_has_taken_it_and_is_seen_where_it_was_put(show: Any, touch: bool) -> None:
     first = show(made(), again=3, **({"width": 375, "has_touch": True} if touch else {}))
     bench = Bench(first.page, 1)
     line, mouse = bench.grip(ZERO), bench.page.mouse
     line.evaluate("one => one.scrollIntoView({block: 'center'})")
-
-    def middle(one: Any) -> float:
-        box = one.bounding_box()
-        return float(box["y"] + box["height"] / 2)
-
     place = bench.root.get_by_role("button", name=f"put {ZERO} first in every micro-batch")
-    taken, x = middle(line), line.bounding_box()["x"] + 30
+    x, taken = middle(line)
     if touch:
         line.tap()
     else:
@@ -122,15 +111,15 @@ def test_a_line_stays_under_the_pointer_that_has_taken_it_and_is_seen_where_it_w
         mouse.down()
         mouse.move(x, taken + 6, steps=2)
     assert place.is_visible()
-    assert middle(line) == pytest.approx(taken, abs=2)
-    there = middle(place)
+    assert middle(line)[1] == pytest.approx(taken, abs=2)
+    _, there = middle(place)
     if touch:
         place.tap()
     else:
         mouse.move(x, there, steps=4)
         mouse.up()
     assert bench.where(ZERO) == "first in every micro-batch"
-    assert middle(line) == pytest.approx(there, abs=12)
+    assert middle(line)[1] == pytest.approx(there, abs=12)
     assert first.where(ZERO) == "below the step", "each lab of a page goes its own way"
 
 
@@ -145,7 +134,7 @@ BESIDE = """all => all.map(line => {
 })"""
 
 
-def test_a_finger_taps_a_line_and_then_a_place_and_still_scrolls(show: Show) -> None:
+def test_a_finger_taps_a_line_and_then_a_place_and_still_scrolls(show: Any) -> None:
     bench = show(made(), again=2, width=375, has_touch=True)
     assert max(bench.page.locator(".av-movable:has(.av-no)").evaluate_all(BESIDE)) < 3
     bench.grip(CLIP).tap()
@@ -160,7 +149,7 @@ def test_a_finger_taps_a_line_and_then_a_place_and_still_scrolls(show: Show) -> 
     assert bench.where(ZERO) == "below the step"
 
 
-def test_the_keyboard_moves_a_line_from_place_to_place_and_keeps_the_focus(show: Show) -> None:
+def test_the_keyboard_moves_a_line_from_place_to_place_and_keeps_the_focus(show: Any) -> None:
     bench = show(made())
     press = bench.page.keyboard.press
     bench.grip(ZERO).focus()
@@ -187,7 +176,7 @@ def test_the_keyboard_moves_a_line_from_place_to_place_and_keeps_the_focus(show:
     assert places.count() == 0
 
 
-def test_choices_follow_and_go_back_to_the_start_and_a_third_takes_the_oldest_back(show: Show) -> None:
+def test_choices_follow_and_go_back_to_the_start_and_a_third_takes_the_oldest_back(show: Any) -> None:
     bench = show(made())
     bench.choose("each loss is divided by", "nothing")
     assert bench.root.locator(".av-said").get_attribute("aria-live") == "polite"
@@ -213,7 +202,7 @@ def test_choices_follow_and_go_back_to_the_start_and_a_third_takes_the_oldest_ba
     assert bench.root.get_by_role("radio", name="unequal", exact=True).is_checked()
 
 
-def test_the_code_is_indented_and_nothing_is_cut(show: Show) -> None:
+def test_the_code_is_indented_and_nothing_is_cut(show: Any) -> None:
     bench = show(made(), mode="dark")
     for width in (1000, 700, 375):
         bench.page.set_viewport_size({"width": width, "height": 900})
@@ -250,7 +239,7 @@ def test_the_code_is_indented_and_nothing_is_cut(show: Show) -> None:
             assert beyond == []
 
 
-def test_a_permalink_brings_an_arrangement_and_its_moment_back_or_says_that_it_is_gone(show: Show) -> None:
+def test_a_permalink_brings_an_arrangement_and_its_moment_back_or_says_that_it_is_gone(show: Any) -> None:
     bench = show(made())
     bench.choose("micro-batches", "unequal")
     bench.grip(ZERO).focus()
@@ -269,7 +258,7 @@ def test_a_permalink_brings_an_arrangement_and_its_moment_back_or_says_that_it_i
         assert again.code == made().text().splitlines()
 
 
-def test_a_suggestion_marks_the_lines_between_what_it_takes_out_and_puts_in(show: Show) -> None:
+def test_a_suggestion_marks_the_lines_between_what_it_takes_out_and_puts_in(show: Any) -> None:
     bench = show(made((("clip", "backward"),)))
     lines = bench.root.locator(".av-suggestion").inner_text().rstrip().splitlines()
     assert lines == [f"- {CLIP}", "  …", f"+ {CLIP}", f"  {STEP}"]
@@ -283,7 +272,7 @@ SEEN = """frame => [".av-in-code", ".av-said", ".av-in-time"].map(name => {
 
 @pytest.mark.parametrize(("options", "most"), [({}, 670), ({"width": 359, "has_touch": True}, 790)])
 def test_loop_verdict_and_timeline_are_on_one_screen_in_the_longest_loop(
-    options: dict[str, Any], most: int, show: Show
+    options: dict[str, Any], most: int, show: Any
 ) -> None:
     """The lab was 1,200 px high, on a phone 2,000: what a moved line had done was below the screen.
 
@@ -307,7 +296,7 @@ TOPS = """frame => [...frame.querySelectorAll(".av-said, .av-at-tape, .av-at-pan
 @pytest.mark.parametrize("options", [{}, {"width": 375, "has_touch": True}])
 @pytest.mark.parametrize("start", [(), (("sizes", "unequal"), ("divide", "samples"), ("clip", "backward"))])
 def test_nothing_below_the_code_jumps_when_a_line_moves(
-    start: tuple[tuple[str, Any], ...], options: dict[str, Any], show: Show
+    start: tuple[tuple[str, Any], ...], options: dict[str, Any], show: Any
 ) -> None:
     """One press made the loop two lines shorter, and the page below it 91 px."""
     bench = show(made(start), **options)
@@ -320,7 +309,7 @@ def test_nothing_below_the_code_jumps_when_a_line_moves(
             assert frame.evaluate(TOPS) == before, f"{line} {bench.where(line)}"
 
 
-def test_the_verdict_says_what_a_line_took_along_and_the_code_marks_what_changed(show: Show) -> None:
+def test_the_verdict_says_what_a_line_took_along_and_the_code_marks_what_changed(show: Any) -> None:
     bench = show(made())
     changed = bench.root.locator(".av-differs")
     assert changed.count() == 0
@@ -333,7 +322,7 @@ def test_the_verdict_says_what_a_line_took_along_and_the_code_marks_what_changed
     assert changed.locator("code").all_inner_texts() == ["sizes = [3, 1, 2, 2, 1, 2, 3]"]
 
 
-def test_a_tab_shows_another_pane_below_the_loop_and_it_stays_while_lines_move(show: Show) -> None:
+def test_a_tab_shows_another_pane_below_the_loop_and_it_stays_while_lines_move(show: Any) -> None:
     bench = show(made(), width=375, has_touch=True)
     for name, pane in (("Choices", ".av-options"), ("Report", ".av-found"), ("Shares", ".av-in-shares .av-share b")):
         tab = bench.root.get_by_role("button", name=name, exact=True)

@@ -12,6 +12,7 @@ from accumviz.book.explore import Explorer, explore
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.player import Player, play
 from tests.browser.frames import drawn, stopped
+from tests.browser.test_player import Played
 from tests.conftest import ROOT
 from tests.contrast import CONTRAST
 from tests.toys import CODE, ROWS, W, chain, window
@@ -50,7 +51,6 @@ def runs(**more: Any) -> Explorer:
     )
 
 
-COLOR = "els => els.map(el => getComputedStyle(el).borderTopColor)"
 # Of a text to the ground of its pane.
 TO_GROUND = (
     f"texts => {{ {CONTRAST}"
@@ -70,16 +70,6 @@ TO_GROUND = (
 }"""
 )
 OPACITY = "els => els.map(el => Number(getComputedStyle(el).opacity))"
-
-
-def nodes(page: Any) -> Any:
-    """As far as so many nodes have run; below 0, so many are still to be built."""
-
-    def run(n: int) -> None:
-        page.get_by_label("node by node").fill(str(3 + n))
-        drawn(page)
-
-    return run
 
 
 @pytest.mark.parametrize(("width", "look"), [(375, "dark"), (1280, "light")])
@@ -102,23 +92,21 @@ def test_before_anything_has_run_the_whole_graph_is_there_to_come_and_its_root_i
 
 
 def test_the_forward_builds_nodes_in_order_and_backward_shows_what_each_edge_multiplies_by(show: Any) -> None:
-    page = show(opening(), reduced_motion="reduce")
-    page.get_by_role("button", name="next event").click()
-    run = nodes(page)
-    seen = []
+    played = Played(show(opening(), reduced_motion="reduce"))
+    page, seen = played.page, []
+    played.go("next event")
     for n in (-3, -2, -1, 0):
-        run(n)
+        played.run(n)
         seen.append(page.locator(".av-node.av-unborn").count())
     assert seen == [2, 2, 1, 0], "the last that was run is the first that was made; the parameter was there"
     factors = page.locator(".av-by")
     assert factors.evaluate_all(OPACITY) == [0, 0]
-    run(2)
+    played.run(2)
     assert factors.all_text_contents() == ["× 8", "× −2"]
     assert factors.evaluate_all(OPACITY) == [1, 1]
-    run(3)
+    played.run(3)
     page.locator(".av-node", has_text="AccumulateGrad").click()
-    drawn(page)
-    assert "8 × −2 = −16" in page.locator(".av-say").text_content()
+    assert "8 × −2 = −16" in played.said
 
 
 def test_a_contribution_travels_from_its_leaf_to_its_bar_by_transform_alone(show: Any) -> None:
@@ -178,14 +166,6 @@ def test_playing_starts_before_the_forward_takes_twelve_seconds_at_most_and_stop
     assert page.locator(".av-count").inner_text() == said == "start"
 
 
-def test_what_a_step_makes_of_the_weight_is_said_by_page_and_python(show: Any) -> None:
-    page = show(opening(), reduced_motion="reduce")
-    page.get_by_role("slider", name="event", exact=True).fill("3")
-    drawn(page)
-    assert page.locator(".av-say").text_content().endswith("w is now 1.2.")
-    assert any("w is now 1.2." in line for line in opening().words)
-
-
 def test_recordings_without_weights_graphs_or_shares_have_no_empty_pane(show: Any) -> None:
     page = show(play(Ledger.build([W], ROWS)))
     assert page.locator(".av-pane").evaluate_all(
@@ -216,8 +196,7 @@ def shared(*, weights: bool = False) -> Player:
 @pytest.mark.parametrize("how", ["mouse", "keyboard", "finger"])
 def test_what_is_pointed_at_lights_up_in_the_other_panes(show: Any, how: str) -> None:
     page = show(shared(), reduced_motion="reduce", width=1280, **({"has_touch": True} if how == "finger" else {}))
-    page.get_by_role("button", name="next event").click()
-    drawn(page)
+    Played(page).go("next event")
     line = page.locator(".av-line", has_text="backward").first
     if how == "mouse":
         line.hover()
@@ -259,8 +238,7 @@ def test_runs_by_name_are_tabs_above_one_player_and_the_run_kept_is_behind_its_w
 
 def test_the_words_are_one_line_and_the_rest_is_a_press_away(show: Any) -> None:
     page = show(opening(), width=375, reduced_motion="reduce")
-    page.get_by_role("button", name="next event").click()
-    drawn(page)
+    Played(page).go("next event")
     line = page.locator(".av-say")
     one = line.bounding_box()["height"]
     more = page.get_by_role("button", name="the whole sentence")

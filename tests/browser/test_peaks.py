@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from accumviz.book.memory import Moment, Peaks
-from tests.browser.frames import drawn
+from tests.browser.frames import drag, drawn, middle
 
 MIB = 2**20
 
@@ -51,14 +51,9 @@ def test_k_checkpoints_and_the_line_decide_what_fits(shown: Any, width: int) -> 
 
 def test_the_line_is_dragged_and_what_is_above_it_has_another_colour(shown: Any) -> None:
     page = shown(peaks(), wait=".av-tide", width=1280)
-    box = page.locator(".av-gpu-name").bounding_box()
-    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     room = page.locator("clipPath rect")
     before = float(room.get_attribute("height"))
-    page.mouse.move(x, y)
-    page.mouse.down()
-    page.mouse.move(x, y - 130)
-    page.mouse.up()
+    drag(page, middle(page.locator(".av-gpu-name")), 0, -130)
     assert float(room.get_attribute("height")) < before - 200
     assert page.locator(".av-says strong").inner_text() == "K = 1 fits."
 

@@ -15,8 +15,8 @@ import pytest
 from accumviz.book.predict import Prediction, _same, predict
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.timeline import timeline
+from tests.browser.conftest import written
 from tests.browser.frames import reload
-from tests.browser.written import written
 from tests.toys import W, backward
 
 V = Parameter("v", (3,), optimizers=(0,))

@@ -9,7 +9,7 @@ import pytest
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger
 from accumviz.views.player import Player, play
-from tests.browser.frames import drawn, opened, still
+from tests.browser.frames import drawn, middle, opened, still
 from tests.toys import chain, large, toy
 
 TALL = "<div style='height: 3000px'></div>"
@@ -40,8 +40,7 @@ def hover(page: Any, selector: str) -> tuple[float, float]:
     """Bring a pane to the middle of the window, and tell where its middle is."""
     page.locator(selector).first.evaluate("pane => pane.scrollIntoView({ block: 'center', behavior: 'instant' })")
     still(page)
-    box = page.locator(selector).first.bounding_box()
-    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    return middle(page.locator(selector).first)
 
 
 def turned(page: Any, selector: str, notches: int, pixels: int = 100) -> float:

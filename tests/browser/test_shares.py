@@ -11,7 +11,7 @@ from accumviz.views import payload, shares, words
 from accumviz.views.player import play
 from accumviz.views.timeline import timeline
 from tests import by_hand
-from tests.browser.frames import opened
+from tests.browser.frames import middle, opened
 from tests.toys import EVIL, large, toy
 from tests.views.test_timeline import texts
 
@@ -209,17 +209,12 @@ def boxes(pane: Any, line: int) -> list[dict[str, float]]:
     return [part.bounding_box() for part in pane.locator("[role=option]").nth(line).locator(".av-part").all()]
 
 
-def middle(place: Any) -> float:
-    box = place.bounding_box()
-    return float(box["x"] + box["width"] / 2)
-
-
 @pytest.mark.parametrize("ledger", [UNDIVIDED, BOTH, CARRIED], ids=["undivided", "negative", "carried"])
 def test_segments_are_as_long_as_the_shares_and_one_stands_where_they_add_to_it(show: Any, ledger: Ledger) -> None:
     page = show(play(ledger))
     first = pane(page).locator("[role=option]").first
-    zero = middle(first.locator(".av-zero"))
-    unit = middle(first.locator(".av-one").first) - zero
+    zero, _ = middle(first.locator(".av-zero"))
+    unit = middle(first.locator(".av-one").first)[0] - zero
     shares = list(ledger.shares())
     drawn = [box["width"] / unit for line in range(pane(page).locator("[role=option]").count())
              for box in boxes(pane(page), line)]  # fmt: skip
@@ -267,7 +262,7 @@ def test_an_unknown_share_is_hatched_and_its_reason_is_read(show: Any) -> None:
 def test_the_right_run_is_an_outline_in_the_bars_of_another_to_one_scale(show: Any) -> None:
     page = show(explore({"right": RIGHT, "not divided": UNDIVIDED}, start={"run": "not divided"}))
     line = pane(page).locator("[role=option]").first
-    unit = middle(line.locator(".av-one")) - middle(line.locator(".av-zero"))
+    unit = middle(line.locator(".av-one"))[0] - middle(line.locator(".av-zero"))[0]
     outlines = [box.bounding_box()["width"] / unit for box in line.locator(".av-ghost").all()]
     assert outlines == pytest.approx([part.share for part in RIGHT.shares()][: len(outlines)], abs=0.01)
     assert len(outlines) > 1

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from accumviz.book.streams import Streams, streams
+from tests.browser.frames import middle
 
 
 def run(w: float, x: float) -> dict[str, float]:
@@ -101,8 +102,7 @@ def test_arrow_keys_change_widths_numbers_and_sum(shown: Any, wide: int, shown_o
 
 def test_dragging_the_weight_in_the_picture_snaps_to_recorded_values(shown: Any) -> None:
     page = shown(made(), wait=".av-keys", width=1100)
-    box = page.locator("[data-drag=w]:visible").bounding_box()
-    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    x, y = middle(page.locator("[data-drag=w]:visible"))
     page.mouse.move(x, y)
     page.mouse.down()
     page.mouse.move(x + 30, y)

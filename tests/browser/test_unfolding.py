@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.frames import drawn, still
+from tests.browser.frames import drag, drawn, middle, still
 from tests.contrast import CONTRAST
 from tests.views.test_graph import modules, nested
 
@@ -131,13 +131,8 @@ def test_a_drag_pans_and_unfolds_nothing(shown: Any) -> None:
         page.get_by_role("button", name="zoom in").click()
     before, place = titles(page), "box => [box.scrollLeft, box.scrollTop]"
     page.locator(BOX).scroll_into_view_if_needed()
-    box = page.locator(BOX).bounding_box()
-    x, y = box["x"] + box["width"] / 2, box["y"] + 300
     _, top = page.locator(BOX).evaluate(place)
-    page.mouse.move(x, y)
-    page.mouse.down()
-    page.mouse.move(x - 40, y - 60)
-    page.mouse.up()
+    drag(page, middle(page.locator(BOX)), -40, -60)
     assert page.locator(BOX).evaluate(place) == pytest.approx([0, top + 60], abs=2)
     assert titles(page) == before
 
