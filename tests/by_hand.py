@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -200,4 +201,46 @@ def windows(*counts: int, factor: float | None = None, elements: float = 8, clip
             play.backward(term(elements, 1 / count if factor is None else factor))
         if clip:
             play.clip(0.5)
+    return play
+
+
+def played(
+    events: str,
+    owners: dict[str, Any] | None = None,
+    *,
+    amp: float = 1.0,
+    said: bool = False,
+    clip: float = 0.5,
+    **meta: Any,
+) -> Play:
+    """A loop of events, each one sign, and in brackets which parameters or which optimizer it is for, if not for all.
+
+    A digit is a backward of a mean divided by it (whose divisor was recorded, if `said`); `b` and `Z` happen inside
+    the step that follows them. `S` is skipped by the scaler, `e` halves gradients by hand, `+` doubles the scale.
+    """
+    play = Play(owners)
+    play.amp = amp
+    play.meta |= meta
+    source = "optimizer.step()" if amp == 1 else "scaler.step(optimizer)"
+    signs: dict[str, Callable[..., object]] = {
+        "s": lambda *optimizer: play.step(*optimizer, source=source),
+        "S": lambda: play.step(skipped=True),
+        "z": play.zero,
+        "Z": lambda: play.zero(within="step"),
+        "b": lambda: play.backward(term(8, 0.5), within="step"),
+        "c": lambda: play.clip(clip),
+        "e": lambda *names: play.edit(0.5, names or None),
+        "u": play.unscale,
+        "l": play.schedule,
+        "+": lambda: setattr(play, "amp", play.amp * 2),
+        "(": lambda: play.loader("begins"),
+        ")": lambda: play.loader("ends"),
+    }
+    for sign, bracket in re.findall(r"(.)(?:\[(.*?)\])?", events):
+        of = [int(one) if one.isdigit() else one for one in bracket.split(",") if one]
+        if sign.isdigit():
+            divided = term(8, 1 / int(sign)) | ({"divisor": float(sign)} if said else {})
+            play.backward(divided, into=tuple(of) or None)
+        else:
+            signs[sign](*of)
     return play

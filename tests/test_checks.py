@@ -19,31 +19,9 @@ from accumviz.checks.check import RULES, check_ranks
 from accumviz.checks.report import Report
 from accumviz.ledger.ledger import KINDS, Ledger, Parameter
 from accumviz.views.tables import report_data
-from tests.by_hand import Play, of, term, windows
+from tests.by_hand import Play, of, played, term, windows
 from tests.conftest import ROOT
 from tests.thorough import examples
-
-
-def played(events: str, *, amp: float = 1.0, said: bool = False, clip: float = 0.5, **meta: Any) -> Play:
-    """A loop of events: a digit is a backward of a mean divided by it (whose divisor was recorded, if `said`)."""
-    made = Play()
-    made.amp = amp
-    made.meta |= meta
-    others: dict[str, Callable[[], object]] = {
-        "s": lambda: made.step(source="optimizer.step()" if amp == 1 else "scaler.step(optimizer)"),
-        "z": made.zero,
-        "c": lambda: made.clip(clip),
-        "u": made.unscale,
-        "l": made.schedule,
-        "(": lambda: made.loader("begins"),
-        ")": lambda: made.loader("ends"),
-    }
-    for event in events:
-        if event.isdigit():
-            made.backward(term(8, 1 / int(event)) | ({"divisor": float(event)} if said else {}))
-        else:
-            others[event]()
-    return made
 
 
 def of_sizes(sizes: tuple[int, ...], reduction: str = "mean") -> Play:
@@ -61,6 +39,8 @@ def _saved(*held: int, each: int = 0) -> Play:
 
 
 RIGHT = "4444csz" * 3
+# The parameters of two networks, and the optimizer that has each.
+MAKER_AND_JUDGE = {"g": 0, "d": 1}
 
 
 def judged(made: Play | Ledger) -> Report:
@@ -253,34 +233,9 @@ def test_a_rank_that_cannot_be_judged_is_named() -> None:
     assert report.reason.startswith("rank 1: the ledger is incomplete")
 
 
-def _replaced(owner: int | None) -> Play:
-    """A loop whose optimizer was made with `old`, while the backwards reach `new`."""
-    play = Play({"old": 0, "new": owner})
-    for _ in play.each(range(3)):
-        for _ in range(2):
-            play.backward(term(8, 0.5), into=("new",))
-    return play
-
-
-def _applied(owner: Any) -> Play:
-    """Two optimizers step on each gradient of a parameter that one of them has, or both."""
-    play = Play({"w": owner})
-    for _ in range(2):
-        play.backward(term(8, 1.0))
-        play.step(0)
-        play.step(1)
-        play.zero()
-    return play
-
-
 def test_steps_that_the_scaler_skipped_are_counted_by_themselves() -> None:
-    play = Play()
-    for skipped in (True, True, True, False):
-        play.backward(term(8, 1.0))
-        play.step(skipped=skipped)
-        play.zero()
-    report = av.check(play.ledger)
-    assert (report.counts["steps"], report.counts["skipped steps"]) == (1, 3)
+    counts = av.check(played("1Sz1Sz1Sz1sz").ledger).counts
+    assert (counts["steps"], counts["skipped steps"]) == (1, 3)
 
 
 def _beside(factor: float) -> Play:
@@ -332,31 +287,8 @@ def _manual_all_reduce() -> Play:
     return play
 
 
-def _in_turns_on_one_loss() -> Play:
-    """Two networks that one loss reaches, and of which each second step trains the one, then the other."""
-    play = Play({"w": 0, "d": 1})
-    for i in range(8):
-        play.backward(term(8, 1.0))
-        play.step(i % 2)
-        play.zero()
-    return play
-
-
-def _zeroed_in_one_network(*, inside: bool) -> Play:
-    play = Play({"w": 0, "d": 1})
-    for i in range(8):
-        if inside:
-            play.zero(0)
-        play.backward()
-        if i % 4 == 3:
-            play.step(0)
-            play.step(1)
-            play.zero()
-    return play
-
-
 def test_a_window_that_is_zeroed_in_one_of_two_networks_is_found() -> None:
-    (finding,) = av.check(_zeroed_in_one_network(inside=True).ledger).findings
+    (finding,) = av.check(played("z[0]4z[0]4z[0]4z[0]4s[0]s[1]z" * 2, MAKER_AND_JUDGE).ledger).findings
     assert (finding.rule, finding.optimizer, finding.times) == ("zero-grad-inside-window", 0, 6)
     assert finding.evidence["backwards erased"] == [1, 3, 5]
 
@@ -372,19 +304,6 @@ def test_a_divisor_below_the_length_of_the_windows_is_a_warning_and_one_far_abov
     assert report.condition == (
         "" if divisor == 4 else f"a sum of {4 / divisor:.3g} is meant in every step (train.py:10)"
     )
-
-
-def _in_one_function(*, zeroed: bool) -> Play:
-    """One line calls the backward of both networks."""
-    play = Play({"g": 0, "d": 1})
-    for _ in range(6):
-        for optimizer, into in enumerate([("g", "d"), ("d",)]):
-            if zeroed:
-                play.zero(1)
-            play.backward(term(8, 1), into=into)
-            play.step(optimizer)
-            play.zero(optimizer)
-    return play
 
 
 @pytest.mark.parametrize("into", [("d", "e"), ("e",)])
@@ -611,7 +530,7 @@ def test_a_scheduler_that_is_told_where_it_is_may_be_told_so_with_each_micro_bat
 FOUND: dict[str, tuple[Callable[[], Play | Ledger], list[str]]] = {
     "a window that is begun anew once": (lambda: played("(4444sz44z" + "4444sz" * 5 + ")"), []),
     "a weight that is no count": (lambda: played("5555sz" * 3), []),
-    "two networks in turns on one loss": (_in_turns_on_one_loss, []),
+    "two networks in turns on one loss": (lambda: played("1s[0]z1s[1]z" * 4, MAKER_AND_JUDGE), []),
     "a longer window inside an epoch": (lambda: played("(4444sz444444sz4444sz)"), []),
     "two losses through one helper": (_helper, []),
     "a right last window": (lambda: windows(4, 4, 2), []),
@@ -644,13 +563,28 @@ FOUND: dict[str, tuple[Callable[[], Play | Ledger], list[str]]] = {
         lambda: _ranks(_synced(30, 1 / 70, "sum"), _synced(110, 1 / 70, "sum")),
         [],
     ),
-    "a leak through one line": (lambda: _in_one_function(zeroed=False), ["gan-gradient-leak", "loss-not-divided"]),
-    "a leak through one line that is zeroed": (lambda: _in_one_function(zeroed=True), []),
-    "two networks that are zeroed together": (lambda: _zeroed_in_one_network(inside=False), []),
-    "an optimizer whose parameters were replaced": (lambda: _replaced(None), ["parameter-outside-or-twice"]),
-    "an optimizer that has what is trained": (lambda: _replaced(0), []),
-    "a parameter of two optimizers that both step": (lambda: _applied((0, 1)), ["gradient-applied-twice"]),
-    "a parameter of one of two optimizers that step": (lambda: _applied(0), []),
+    "a leak through one line": (
+        lambda: played("1s[0]z[0]1[d]s[1]z[1]" * 6, MAKER_AND_JUDGE),
+        ["gan-gradient-leak", "loss-not-divided"],
+    ),
+    "a leak through one line that is zeroed": (
+        lambda: played("z[1]1s[0]z[0]z[1]1[d]s[1]z[1]" * 6, MAKER_AND_JUDGE),
+        [],
+    ),
+    "two networks that are zeroed together": (lambda: played("4444s[0]s[1]z" * 2, MAKER_AND_JUDGE), []),
+    "an optimizer whose parameters were replaced": (
+        lambda: played("2[new]2[new]sz" * 3, {"old": 0, "new": None}),
+        ["parameter-outside-or-twice"],
+    ),
+    "an optimizer that has what is trained": (
+        lambda: played("2[new]2[new]sz" * 3, {"old": 0, "new": 0}),
+        [],
+    ),
+    "a parameter of two optimizers that both step": (
+        lambda: played("1s[0]s[1]z" * 2, {"w": (0, 1)}),
+        ["gradient-applied-twice"],
+    ),
+    "a parameter of one of two optimizers that step": (lambda: played("1s[0]s[1]z" * 2, {"w": 0}), []),
 }
 
 
