@@ -69,24 +69,18 @@ def test_an_equation_never_runs_into_its_number(page: Any, width: int) -> None:
     assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_what_was_printed_in_columns_scrolls_and_keeps_them(page: Any) -> None:
+@pytest.mark.parametrize(("kept", "count"), [("pre.book-columns", 2), (".av-report pre", 3)])
+def test_what_is_printed_in_columns_and_a_cure_scroll_on_a_phone_and_keep_their_lines(
+    page: Any, kept: str, count: int
+) -> None:
     shown = page(375)
-    assert shown.evaluate(looks.WRAPPED) == []
-    box = shown.locator("pre.book-columns")
-    lines, moves = box.evaluate("pre => [pre.clientHeight, pre.scrollWidth > pre.clientWidth]")
-    assert moves
-    assert lines < 60, "two lines"
-
-
-def test_the_lines_of_a_cure_keep_their_indent_on_a_phone(page: Any) -> None:
-    shown = page(375)
-    lines, moves = shown.locator(".av-report pre").evaluate(
+    lines, moves = shown.locator(kept).evaluate(
         """pre => { const {lineHeight, paddingTop} = getComputedStyle(pre);
             return [(pre.clientHeight - 2 * parseFloat(paddingTop)) / parseFloat(lineHeight),
                 pre.scrollWidth > pre.clientWidth]; }"""
     )
-    assert round(lines) == 3
-    assert moves
+    assert (round(lines), moves) == (count, True)
+    assert shown.evaluate(looks.WRAPPED) == []
     assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 

@@ -56,16 +56,9 @@ TO_GROUND = (
     f"texts => {{ {CONTRAST}"
     """
     return texts.map(text => {
-        const pane = text.closest(".av-pane");
-        const behind = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
-        behind.fillStyle = getComputedStyle(pane).backgroundColor;
-        behind.fillRect(0, 0, 1, 1);
-        const ground = [...behind.getImageData(0, 0, 1, 1).data];
-        behind.fillStyle = getComputedStyle(text).fill;
+        const ground = [getComputedStyle(text.closest(".av-pane")).backgroundColor];
         const [whole, own] = [text.closest(".av-node"), text].map(one => getComputedStyle(one).opacity);
-        behind.globalAlpha = whole * own;
-        behind.fillRect(0, 0, 1, 1);
-        return contrast(ground, [...behind.getImageData(0, 0, 1, 1).data]);
+        return contrast(painted(ground), painted(ground, [getComputedStyle(text).fill, whole * own]));
     });
 }"""
 )

@@ -93,12 +93,8 @@ def test_a_place_in_a_ledger_knows_none_from_zero_and_grad_from_contribution(led
 
 
 def test_none_is_another_answer_than_zero(ledger: Ledger) -> None:
-    assert secret(predict(ASK, (ledger, 2, "w"), because={0: "Nothing is there."})) | {"id": ""} == {
-        "right": "None",
-        "keys": ["0.0"],
-        "tolerance": 0.005,
-        "id": "",
-    }
+    told = secret(predict(ASK, (ledger, 2, "w"), because={0: "Nothing is there."}))
+    assert (told["right"], told["keys"], told["tolerance"]) == ("None", ["0.0"], 0.005)
     assert predict(ASK, 0.0, because={None: "A zero is there."}).because == ((None, "A zero is there."),)
 
 
@@ -149,11 +145,8 @@ def test_choices_are_a_list_and_a_bool_is_asked_as_yes_or_no() -> None:
     assert "Which? 0 None −4 the sum" in told
     assert "Does it? Yes No" in seen(predict("Does it?", True))
     assert predict("Which?", np.array([2.0]), choices=np.array([1.0, 2.0])).choices == (1.0, 2.0)
-    assert secret(predict("Which?", None, choices=[0, None], because={0: "a"})) | {"id": ""} == {
-        "right": 1,
-        "keys": [0],
-        "id": "",
-    }
+    chosen = secret(predict("Which?", None, choices=[0, None], because={0: "a"}))
+    assert (chosen["right"], chosen["keys"]) == (1, [0])
 
 
 HOSTILE = "</script><img src=x onerror=boom()>\"'&`<b>x</b>`\u202e"

@@ -8,7 +8,7 @@ import pytest
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.player import play
 from tests.browser.frames import drawn, opened
-from tests.contrast import contrast
+from tests.contrast import CONTRAST, contrast
 from tests.toys import CODE, ROWS, W, chain, large, toy
 
 WIDTHS = (1280, 375)
@@ -37,15 +37,13 @@ _WRAPPED = """lines => lines.map(line => {
     }
     return { text: code.textContent, rows: [...rows.values()], lines: Math.round(code.clientHeight / 19) };
 })"""
-_COLORS = """el => {
-    const canvas = new OffscreenCanvas(1, 1), context = canvas.getContext("2d", { willReadFrequently: true });
-    const over = (...colors) => {
-        for (const color of colors) { context.fillStyle = color; context.fillRect(0, 0, 1, 1); }
-        return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
-    };
-    const style = getComputedStyle(el), ground = getComputedStyle(el.closest(".av-pane")).backgroundColor;
-    return [over(ground), over(ground, style.backgroundColor), over(ground, style.borderTopColor)];
+_COLORS = (
+    f"el => {{ {CONTRAST}"
+    """
+    const style = getComputedStyle(el), ground = [getComputedStyle(el.closest(".av-pane")).backgroundColor];
+    return [painted(ground), painted(ground, [style.backgroundColor]), painted(ground, [style.borderTopColor])];
 }"""
+)
 
 _CUT = """wins => wins
     .filter(win => win.scrollHeight > win.clientHeight + 1 && getComputedStyle(win).overflowY !== "visible")

@@ -137,20 +137,9 @@ def test_it_is_known_of_which_tensors_the_numbers_can_be_read(make: Callable[[],
     assert readable(make()) is expected
 
 
-class Compilable(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_module_is_copied_pickled_and_scripted_as_without_us() -> None:
-    model = Compilable()
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
     with av.record(model, graphs=True):
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
         assert pickle.dumps(nn.Linear(1, 1))
@@ -160,7 +149,7 @@ def test_a_module_is_copied_pickled_and_scripted_as_without_us() -> None:
         exported = torch.export.export(model, (torch.ones(1, 4),))
         assert torch.equal(by_example(torch.ones(1, 4)), exported.module()(torch.ones(1, 4)))
         assert [*inspect.signature(model).parameters] == ["args", "kwargs"]
-        traced = torch.fx.symbolic_trace(nn.Sequential(model.layers[0], model.layers[1]))
+        traced = torch.fx.symbolic_trace(model[:2])
         assert [node.op for node in traced.graph.nodes] == ["placeholder", "call_module", "call_module", "output"]
         model(torch.ones(1, 4)).sum().backward()
     assert torch.equal(copied(torch.ones(1, 4)), model(torch.ones(1, 4)))
