@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from accumviz.ledger.ledger import Ledger
 
 _FAILED, _MISUSED, _UNJUDGED = 1, 2, 3
-_WORSE = {"error": ("error",), "warning": ("error", "warning")}
 _EXAMPLES = """examples:
   accumviz run --check train.py --lr 0.1
   accumviz run --check -m package.train
@@ -177,7 +176,7 @@ def _add_ledgers(parser: argparse.ArgumentParser) -> None:
 def _add_fail_on(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-on",
-        choices=tuple(_WORSE),
+        choices=("error", "warning"),
         help="exit with 1 when there is a finding of this severity or a worse one, "
         "and with 3 when nothing, or not everything, could be judged",
     )
@@ -266,8 +265,7 @@ def _writing_to_stdout() -> Iterator[None]:
 
 def _gate(report: Report, options: Any) -> int:
     """Return the exit code that `--fail-on` makes of a report; a gate that saw nothing is not open."""
-    severities = {finding.severity for finding in report.findings}
-    if not severities.isdisjoint(_WORSE.get(options.fail_on, ())):
+    if report.fails(options.fail_on):
         return _FAILED
     return _unjudged(report.reason, options)
 

@@ -17,8 +17,6 @@ from accumviz.ledger.ledger import Ledger
 if TYPE_CHECKING:
     from accumviz.recorder.recording import Recording
 
-_FAIL_ON = {"error": ("error",), "warning": ("error", "warning"), None: ()}
-
 
 class Expectation:
     """The open block of `expect`: it records what happens inside, and judges it at the end.
@@ -63,14 +61,9 @@ class Expectation:
             return
         ledger, report = self.ledger, self.report
         said = list(_unmet(ledger, **self._wanted))
-        wrong = [
-            finding
-            for finding in report.findings
-            if finding.severity in _FAIL_ON[self._fail_on]
-        ]
         if report.reason and not self._allow_unjudged:
             said.insert(0, f"there is no verdict: {report.reason}")
-        if said or wrong:
+        if said or report.fails(self._fail_on):
             lines = [f"expected otherwise: {line}" for line in said]
             raise AssertionError("\n".join([*lines, report.text(color=False)]))
 
@@ -127,7 +120,7 @@ def expect(
             wanted[name] = arguments.whole(name, wanted[name], said, least=1)
     arguments.flag("complete", complete)
     arguments.flag("allow_unjudged", allow_unjudged)
-    if fail_on not in _FAIL_ON:
+    if fail_on not in ("error", "warning", None):
         raise ValueError(
             f"fail_on={fail_on!r:.80}; expected 'error', 'warning' or None"
         )

@@ -130,6 +130,13 @@ class Report(Displayed):
             return "findings"
         return "no verdict" if self.reason else "healthy"
 
+    def fails(self, severity: str | None) -> bool:
+        """Return whether there is a finding of this severity or a worse one; of None there is none."""
+        if severity is None:
+            return False
+        fatal = SEVERITIES[: SEVERITIES.index(severity) + 1]
+        return any(finding.severity in fatal for finding in self.findings)
+
     @property
     def healthy(self) -> bool:
         """True where nothing is wrong in what could be judged; `unjudged` says what could not."""
