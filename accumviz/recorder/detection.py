@@ -17,7 +17,7 @@ import torch
 from accumviz.recorder import patches
 from accumviz.recorder.callsite import Caller, CallSites
 from accumviz.recorder.recording import Recording
-from accumviz.recorder.targets import Named, collect, names_of, parameters
+from accumviz.recorder.targets import Named, collect, distinct, names_of, parameters
 
 # A script that makes a model for each fold or trial is recorded so many times.
 _MOST = 4
@@ -277,7 +277,5 @@ def _grouped(roots: list[Any], caller: Caller) -> dict[str, Any]:
         # Inside a function, several models have one name: the outermost counts.
         for name in names_of(root, caller):  # noqa: B007
             pass
-        while name in groups:
-            name += "_"
-        groups[name] = root
+        groups[distinct(name, groups)] = root
     return groups

@@ -53,7 +53,7 @@ def _joined(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix and name else prefix or name
 
 
-def _distinct(name: str, taken: Container[str]) -> str:
+def distinct(name: str, taken: Container[str]) -> str:
     """Return a name that is not taken: this one, or with a number behind it."""
     number = 2
     distinct = name
@@ -98,7 +98,7 @@ class Optimizers:
                 index = number
         if index == len(self.names):
             name = called(optimizer, frame)
-            self.names.append(_distinct(name, self.names))
+            self.names.append(distinct(name, self.names))
             self._leaves.append(self._owned(optimizer))
             self._others.append(self._unrecorded(optimizer))
         self._met[id(optimizer)] = ref(optimizer), index
@@ -243,7 +243,7 @@ class Named:
             )
         self.index[id(tensor)] = len(self.tensors)
         self.tensors.append(tensor)
-        self.names.append(_distinct(name, self.names))
+        self.names.append(distinct(name, self.names))
         self.groups.append(group)
         self.aliases.append([])
 
@@ -286,7 +286,7 @@ def _prefixed(objects: tuple[Any, ...], frame: Caller) -> Iterator[tuple[str, An
         prefix = ""
         if len(modules) > 1 and isinstance(item, nn.Module):
             name = variable(frame, item) or type(item).__name__
-            prefix = _distinct(name, taken)
+            prefix = distinct(name, taken)
             taken.append(prefix)
         yield prefix, item
 
