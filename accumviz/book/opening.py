@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accumviz.ledger.ledger import Ledger, recorded
+from accumviz.ledger.ledger import Ledger
 from accumviz.show import Displayed
 from accumviz.views import weights
 from accumviz.views.payload import listing
@@ -123,18 +123,3 @@ class Opening(Picture):
                 f"learning rate {number(rate)}, {way}: the loss goes from {number(first, 3)} to {number(last, 3)}."
             )
         return sentences
-
-
-def opening(
-    experiment: Callable[[str, float], Any], *, rates: Sequence[float], **about: Any
-) -> Opening:
-    """Record an experiment for each learning rate and each of the three ways, and show what one division does.
-
-    `experiment(way, rate)` records one run of a single weight, where way is one of `WAYS`.
-    What `Opening` is told beside the runs is given by name.
-    """
-    runs = {}
-    for rate in rates:
-        for way in WAYS:
-            runs[rate, way] = recorded(experiment(way, rate), "opening")
-    return Opening(runs, **about)

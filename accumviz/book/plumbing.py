@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from accumviz.ledger.ledger import Ledger, Recorded, recorded
+from accumviz.ledger.ledger import Ledger
 from accumviz.views.player import Picture
 from accumviz.views.style import number
 
@@ -56,6 +56,7 @@ class Game(NamedTuple):
 class Plumbing(Picture):
     """Two rounds of a GAN for each setting of the taps, and a training for each combination of leaks.
 
+    The losses are `g_loss` and `d_loss`, the networks G and D, their optimizers g_opt and d_opt.
     `games` holds the trainings by whether `g_loss` leaks into D and whether `d_loss` leaks into G. Of each,
     `rounds` says at which rounds its samples were taken.
     """
@@ -179,23 +180,6 @@ def norms(ledger: Ledger) -> np.ndarray:
         brought[0, i] = size[ledger.events.where("label", loss)][-1]
         brought[1, i] = sum(size[b] for b in consumed if ledger[b].label == loss)
     return brought
-
-
-def plumbing(
-    recordings: Mapping[Taps, Ledger | Recorded],
-    games: Mapping[tuple[bool, bool], Game],
-    *,
-    rounds: Sequence[int],
-    centres: Sequence[Sequence[float]],
-) -> Plumbing:
-    """Show recordings of a GAN's round for each setting of the taps, beside the trainings that they lead to.
-
-    The losses are `g_loss` and `d_loss`, the networks G and D, their optimizers g_opt and d_opt.
-    """
-    ledgers = {}
-    for taps, recording in recordings.items():
-        ledgers[taps] = recorded(recording, "plumbing")
-    return Plumbing(ledgers, games, rounds, centres)
 
 
 def _placed(points: Sequence[Sequence[float]]) -> list[list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,10 @@ _NOTE = (
 
 @dataclass(eq=False, repr=False)
 class Streams(Picture):
-    """Runs of one loss for a grid of values of `w` and `x`, the first sample; `start` is what is shown first."""
+    """Runs of one loss for a grid of values of `w` and `x`, the first sample; `start` is what is shown first.
+
+    A run is one forward and one backward of two samples, `x` and another one; `Run` says which numbers it gives.
+    """
 
     runs: Mapping[tuple[float, float], Run]
     start: tuple[float, float]
@@ -95,24 +98,6 @@ class Streams(Picture):
             )
         total = f"<span>added at w: w.grad = <b>{_number(run, 'w.grad')}</b></span>"
         return f'<p class="av-says" aria-live="polite">{" ".join([*sums, total])}</p>'
-
-
-def streams(
-    experiment: Callable[[float, float], Run],
-    w: Sequence[float],
-    x: Sequence[float],
-    start: tuple[float, float],
-) -> Streams:
-    """Run an experiment for each value of `w` and of `x`, and show how the gradient comes to `w`.
-
-    `experiment(w, x)` runs one forward and one backward of two samples, `x` and another one, and returns its numbers by
-    name; `Run` says which.
-    """
-    runs = {}
-    for weight in w:
-        for sample in x:
-            runs[weight, sample] = experiment(weight, sample)
-    return Streams(runs, start)
 
 
 def _factors(sample: str) -> list[str]:

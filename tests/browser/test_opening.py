@@ -249,7 +249,7 @@ def front() -> Explorer:
     cell = re.search(r"```\{code-cell\}\n:tags: \[remove-input\]\n(.*?)```", page, re.DOTALL)
     assert cell is not None
     names: dict[str, Any] = {}
-    exec(cell[1].replace("\nopening(", "\nmade = opening("), names)
+    exec(cell[1].replace("\nOpening(", "\nmade = Opening("), names)
     made: Explorer = names["made"].more
     return made
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import accumviz as av
-from accumviz.book.plumbing import Game, Plumbing, Taps, norms, plumbing
+from accumviz.book.plumbing import Game, Plumbing, Taps, norms
 from tests.contrast import contrast
 
 SETTINGS = list(itertools.product((False, True), repeat=3))
@@ -47,7 +47,7 @@ def two_rounds(zero: bool, freeze: bool, detach: bool) -> av.Ledger:
 @cache
 def made() -> Plumbing:
     ledgers = {taps: two_rounds(*taps) for taps in SETTINGS}
-    return plumbing(ledgers, GAMES, rounds=[0, 600], centres=[[2.0, 0.0]])
+    return Plumbing(ledgers, GAMES, rounds=[0, 600], centres=[[2.0, 0.0]])
 
 
 picture = pytest.fixture(made, name="picture")

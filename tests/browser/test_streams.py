@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from accumviz.book.streams import Streams, streams
+from accumviz.book.streams import Streams
 from tests.browser.frames import middle
 
 
@@ -26,7 +26,7 @@ def run(w: float, x: float) -> dict[str, float]:
 
 
 def made() -> Streams:
-    return streams(run, [1.0, 2.0, 3.0], [2.0, 4.0], (1.0, 4.0))
+    return Streams({(w, x): run(w, x) for w in (1.0, 2.0, 3.0) for x in (2.0, 4.0)}, (1.0, 4.0))
 
 
 picture = pytest.fixture(made, name="picture")
@@ -49,7 +49,7 @@ def test_streams_are_as_wide_as_their_gradients_are_large(picture: Streams, kind
 
 @pytest.mark.parametrize(("kind", "across"), [("wide", "height"), ("narrow", "width")])
 def test_no_stream_of_chapter_1_is_wider_than_the_boxes_that_it_joins(kind: str, across: str) -> None:
-    widest = streams(run, [0.0], [5.0], (0.0, 5.0))
+    widest = Streams({(0.0, 5.0): run(0.0, 5.0)}, (0.0, 5.0))
     drawn = widths(widest, kind)
     drawing = widest.to_html().partition(f'class="av-{kind}"')[2].partition("</svg>")[0]
     chip, card = (
@@ -115,7 +115,7 @@ def test_dragging_the_weight_in_the_picture_snaps_to_recorded_values(shown: Any)
 
 @pytest.mark.parametrize("wide", [1100, 375])
 def test_no_text_touches_the_border_of_its_box(shown: Any, wide: int) -> None:
-    page = shown(streams(run, [3.8], [4.0], (3.8, 4.0)), wait=".av-keys", width=wide)
+    page = shown(Streams({(3.8, 4.0): run(3.8, 4.0)}, (3.8, 4.0)), wait=".av-keys", width=wide)
     room = page.locator("g[transform]:visible").evaluate_all("""all => all.map(box => {
         const {left, right, top, bottom} = box.querySelector("rect").getBoundingClientRect();
         const edges = [...box.querySelectorAll("text")].map(text => text.getBoundingClientRect());
