@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from accumviz import arguments
-from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, recorded
+from accumviz.ledger.ledger import PRESENT, Event, recorded
 from accumviz.show import Displayed, literal, marked
 from accumviz.views import style
 
@@ -83,7 +83,7 @@ def predict(
 
     `answer_from` is what was recorded: a number or a tensor of one element, None (which is not 0),
     a bool (asked as yes or no), one of the `choices`, or `(ledger, event, parameter)`: what that
-    `.grad` held after that event, to which `"contribution"` may be added as a fourth.
+    `.grad` held after that event.
 
     `because` maps wrong answers to the misconception behind each, `why` explains the right one,
     and `reveal` is anything that notebooks display, or a text; `hint` may be opened before
@@ -139,17 +139,14 @@ def _recorded(source: Any) -> Value:
     return answer
 
 
-def _from_ledger(
-    source: Any, event: Any, parameter: str | int, of: str = "grad"
-) -> Value:
+def _from_ledger(source: Any, event: Any, parameter: str | int) -> Value:
     ledger = recorded(source, "predict")
     column = ledger.index(parameter)
     row = ledger[event.index if isinstance(event, Event) else event].index
-    is_recorded = PRESENT if of == "grad" else CONTRIBUTED
-    if not ledger.state[row, column] & is_recorded:
+    if not ledger.state[row, column] & PRESENT:
         return None
     name = ledger.parameters[column].name
-    return _value(ledger.values(column, of)[row], f"{of} of {name!r}")
+    return _value(ledger.values(column)[row], f"grad of {name!r}")
 
 
 def _value(source: Any, name: str) -> Value:

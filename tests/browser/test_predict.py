@@ -82,12 +82,10 @@ def test_an_answer_is_taken_from_whatever_was_recorded(source: Any, answer: obje
     assert type(taken) is type(answer)
 
 
-def test_a_place_in_a_ledger_knows_none_from_zero_and_grad_from_contribution(ledger: Ledger) -> None:
+def test_a_place_in_a_ledger_knows_none_from_nan(ledger: Ledger) -> None:
     assert predict(ASK, (ledger, 1, "w")).answer == -20
     assert predict(ASK, (ledger, ledger[1], 0)).answer == -20
-    assert predict(ASK, (ledger, 1, "w", "contribution")).answer == -4
     assert predict(ASK, (ledger, -1, "w")).answer is None
-    assert predict(ASK, (ledger, 1, "v", "contribution")).answer is None
     nan = Ledger.build([W], [{"kind": "backward", "grad": {"w": float("nan")}}])
     assert secret(predict(ASK, (nan, 0, "w")))["right"] == "nan"
 
