@@ -43,7 +43,7 @@ class Arrangement:
     @property
     def words(self) -> list[str]:
         """The shares and the report, as text."""
-        bars, *_ = shares.bars(self.ledger)
+        bars, *_ = shares.bars(self.ledger, range(len(self.ledger)))
         lines = map(str.strip, self.report.text().splitlines())
         return [*(bar.words for bar in bars), *filter(None, lines)]
 
@@ -135,6 +135,16 @@ class Lab(Displayed):
     @cached_property
     def content(self) -> dict[str, Any]:
         """What the page is told: each different run once, and of each part of it, what differs once."""
+        offers = []
+        for axis in AXES:
+            offer = {
+                "name": axis.name,
+                "title": axis.title,
+                "values": list(axis.values),
+                "labels": list(axis.values.values()),
+                "line": axis.line,
+            }
+            offers.append(offer)
         numbers = {id(run): i for i, run in enumerate(self._runs)}
         grid = {}
         for key, run in self.recorded.items():
@@ -142,7 +152,7 @@ class Lab(Displayed):
             grid[".".join(places)] = numbers[id(run)]
         runs, parts = shared([self._told(run) for run in self._runs])
         return {
-            "offers": [_offer(axis) for axis in AXES],
+            "offers": offers,
             "start": self._places(tuple(self.start.values())),
             "grid": grid,
             "tallest": self._tallest,
@@ -216,16 +226,6 @@ class Lab(Displayed):
 
 
 # --- what the page is told ----------------------------------------------------------------------
-
-
-def _offer(axis: Axis) -> dict[str, Any]:
-    return {
-        "name": axis.name,
-        "title": axis.title,
-        "values": list(axis.values),
-        "labels": list(axis.values.values()),
-        "line": axis.line,
-    }
 
 
 def _rows(run: Arrangement) -> list[list[Any]]:

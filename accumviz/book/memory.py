@@ -77,6 +77,8 @@ ShardMoment = tuple[str, Sequence[Sequence[int]], int]
 SHARD, GATHERED, WHOLE, AVERAGED = range(4)
 # Whether each forward ends with resharding, and whether each micro-batch averages its gradients.
 Setting = tuple[bool, bool]
+# What is shown first.
+_START = (True, True)
 
 # What it means for a layer that its bytes of a kind grow, or shrink.
 _CHANGES = {
@@ -112,7 +114,6 @@ class Sharding(Picture):
 
     runs: Mapping[Setting, Sequence[Sequence[ShardMoment]]]
     ddp: int
-    start: Setting = (True, True)
 
     def __post_init__(self) -> None:
         self._most = max(self.ddp, *map(self.most, self.runs))
@@ -189,7 +190,7 @@ class Sharding(Picture):
     def content(self) -> dict[str, Any]:
         """What the page is told: a run for each setting, in the order of two binary digits."""
         runs = [self._shown(setting) for setting in sorted(self.runs)]
-        return {"start": list(map(int, self.start)), "runs": runs}
+        return {"start": list(map(int, _START)), "runs": runs}
 
     def _shown(self, setting: Setting) -> dict[str, Any]:
         paths = []
@@ -210,18 +211,18 @@ class Sharding(Picture):
         keys = ""
         for look, text in _LEGEND:
             keys += f'<span><i class="av-{look}"></i> {escape(text)}</span>'
-        says = escape(self.sentence(self.start))
+        says = escape(self.sentence(_START))
         above = f'<p class="av-says" aria-live="polite">{says}</p>'
         return f'{above}{self._drawing()}<p class="av-legend">{keys}</p>'
 
     def _drawing(self) -> str:
         """Draw the setting at the start."""
-        moments = self.runs[self.start][0]
+        moments = self.runs[_START][0]
         heads = ""
         for phase, length in _lengths(moments).items():
             heads += f'<span style="flex-grow:{length}">{escape(phase)}</span>'
         rows = f'<div class="av-heads">{heads}</div>'
-        for title, lanes in self.lanes(self.start).items():
+        for title, lanes in self.lanes(_START).items():
             rows += f'<p class="av-title">{escape(title)}</p>'
             for lane in lanes:
                 shapes = ""
@@ -230,7 +231,7 @@ class Sharding(Picture):
                 box = f"0 0 {len(moments)} {lane.height}"
                 rows += f'<p>{escape(lane.name)}</p><svg viewBox="{box}" preserveAspectRatio="none">{shapes}</svg>'
         rows += f'<b style="--av-top:{self._of_ddp():.4g}">DDP: {size(self.ddp)}</b><i class="av-now"></i>'
-        return f'<div class="av-map" role="img" aria-label="{escape(self.sentence(self.start))}">{rows}</div>'
+        return f'<div class="av-map" role="img" aria-label="{escape(self.sentence(_START))}">{rows}</div>'
 
     @property
     def words(self) -> list[str]:

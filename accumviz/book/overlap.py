@@ -173,7 +173,9 @@ class Overlap(Picture):
         place = self._part(start), self._part(one.seconds)
         look = f"{one.kind} {'odd' if one.bucket % 2 else 'even'}"
         if one.kind != "reduce":
-            return Mark(COMPUTE[rank], name, look, *place, label=_label(one), says=says)
+            labels = {"gradient": str(one.which), "wait": "waits"}
+            label = labels.get(one.kind, one.kind)
+            return Mark(COMPUTE[rank], name, look, *place, label=label, says=says)
         rows = 1 + max(each.bucket for each in self._done[setting][rank])
         label = f"bucket {one.bucket}" if rows <= _MOST_LABELLED else ""
         row = 100 * one.bucket / rows
@@ -260,11 +262,6 @@ def overlap(
 
 def _length(window: Sequence[Sequence[Note]]) -> float:
     return max(notes[-1][2] for notes in window) - min(notes[0][2] for notes in window)
-
-
-def _label(one: Stretch) -> str:
-    labels = {"gradient": str(one.which), "wait": "waits"}
-    return labels.get(one.kind, one.kind)
 
 
 def _said(one: Stretch) -> str:

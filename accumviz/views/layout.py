@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from accumviz.ledger.flow import SAME, SAME_IN_HALF
-from accumviz.ledger.ledger import CHANGED, CONTRIBUTED, PRESENT, Event, Ledger
+from accumviz.ledger.ledger import CHANGED, CONTRIBUTED, PRESENT, Ledger
 from accumviz.show import encoded
 from accumviz.views import words
 
@@ -282,8 +282,8 @@ def one_scale(reaches: Sequence[tuple[str, Range]]) -> list[Range]:
 # --- bars on a page -------------------------------------------------------------------------------
 
 
-def count_parts(ledger: Ledger) -> int:
-    """Return how many parts all bars of all parameters have together, at most."""
+def most_parts(ledger: Ledger) -> int:
+    """Return how many parts all bars of all parameters have together, at most: what is never zeroed stays in all."""
     count = 0
     for history in ledger.flow.histories:
         lifetimes = int((history.end - history.born).sum())
@@ -437,12 +437,6 @@ def heat(
     codes = np.where(ranked >= 0, colored, is_held * _PRESENT)
     codes[np.maximum.reduceat(is_broken, starts, axis=1)] = _BROKEN
     return codes.astype(np.uint8)
-
-
-def label_places(ledger: Ledger, events: Sequence[Event]) -> np.ndarray:
-    """Return the place of each event's loss among the labels of a ledger, 0 where it has none."""
-    places = {label: place for place, label in enumerate(ledger.labels)}
-    return np.array([places.get(event.label, 0) for event in events], int)
 
 
 def decades(added: np.ndarray) -> Range:

@@ -76,18 +76,18 @@ def ledger_data(
     # Row after row, event by event; -1 is None.
     added = np.where(state & CONTRIBUTED, ledger.contribution[chosen], -1.0).T
     grads = np.where(state & PRESENT, ledger.grad[chosen], -1.0).T
-    heat = _heat(ledger, events, added, grads, levels)
+    colors = style.label_colors([literal(label) for label in ledger.labels])
+    said = _events(ledger, events, list(colors))
+    heat = _heat(said["l"], added, grads, levels)
     rows, added, grads = _rows(ledger, added, grads)
     lanes = _add_bars(ledger, rows, added, grads)
     _use_one_scale(rows)
     height = layout.lane_height(len(ledger.parameters), len(events)) if lanes else 0
-    colors = style.label_colors([literal(label) for label in ledger.labels])
     files, lines = listing(ledger, events)
     kinds, kind_places = numbered(event.kind for event in events)
     heads, head_places = numbered(map(_heading, events))
     happened = {"k": kind_places, "u": head_places, "c": lines}
-    happened |= _events(ledger, events, list(colors))
-    happened |= _saved(ledger, chosen)
+    happened |= said | _saved(ledger, chosen)
     if len(events) < len(ledger):
         happened["i"] = chosen.tolist()
     exact = _exact(ledger, chosen)
@@ -461,7 +461,10 @@ def _add_bars(
     grads: np.ndarray,
 ) -> dict[str, list[Any]]:
     """Return the bars of small ledgers, and add how far they reach, and what events erased unused, to the rows."""
-    if not _has_room_for_bars(ledger, added):
+    is_thinned = added.shape[1] < len(ledger)
+    if is_thinned or not 0 < added.size <= _MOST_BARS:
+        return {}
+    if layout.most_parts(ledger) > _MOST_PARTS:
         return {}
     bars = layout.PageBars(ledger)
     for p, row in enumerate(rows):
@@ -476,14 +479,6 @@ def _add_bars(
             row["k"] = plain(scales)
     _add_lost(ledger, rows)
     return bars.columns
-
-
-def _has_room_for_bars(ledger: Ledger, added: np.ndarray) -> bool:
-    is_thinned = added.shape[1] < len(ledger)
-    if is_thinned or not 0 < added.size <= _MOST_BARS:
-        return False
-    # What is never zeroed stays in every later bar.
-    return layout.count_parts(ledger) <= _MOST_PARTS
 
 
 def _add_lost(ledger: Ledger, rows: list[Row]) -> None:
@@ -503,22 +498,20 @@ def _use_one_scale(rows: list[Row]) -> None:
 
 
 def _heat(
-    ledger: Ledger,
-    events: Sequence[Event],
+    labels: Sequence[int],
     added: np.ndarray,
     grads: np.ndarray,
     levels: layout.Range | None,
 ) -> dict[str, Any]:
-    """Return the heat map of all parameters, where there is something to show."""
+    """Return the heat map of all parameters, where there is something to show; `labels` numbers each event's loss."""
     if not added.size:
         return {}
-    width = min(len(events), _WIDEST)
-    starts = np.unique(np.arange(width) * len(events) // width)
-    labels = layout.label_places(ledger, events)
-    codes = layout.heat(added, ~(grads < 0), labels, starts, levels)
+    width = min(len(labels), _WIDEST)
+    starts = np.unique(np.arange(width) * len(labels) // width)
+    codes = layout.heat(added, ~(grads < 0), np.maximum(labels, 0), starts, levels)
     heat = {
         "w": width,
-        "told": _marks(len(events), width),
+        "told": _marks(len(labels), width),
         "px": codes.ravel().tolist(),
     }
     return {"heat": heat}

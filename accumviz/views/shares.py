@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import NamedTuple
@@ -105,24 +106,23 @@ class ShareBar(NamedTuple):
 
 
 def bars(
-    ledger: Ledger, events: Iterable[int] | None = None, most: int = 0
+    ledger: Ledger, events: Iterable[int], most: int = sys.maxsize
 ) -> tuple[list[ShareBar], str]:
-    """Return a bar for each step among these events (all), and each objective of its backwards.
+    """Return a bar for each step among these events, and each objective of its backwards.
 
-    Of more than `most` segments (0: any number) whole steps are left out, and a sentence says so.
+    Of more than `most` segments whole steps are left out, and a sentence says so.
 
-    >>> bars(Ledger.build([], []))
+    >>> bars(Ledger.build([], []), [])
     ([], '')
     """
     # A ledger by hand may not have what shares are read from.
     if not any("terms" in details for details in ledger.events.details):
         return [], ""
     shares = ledger.shares()
-    if events is not None:
-        shares = shares.take(np.isin(shares.step, list(events)))
+    shares = shares.take(np.isin(shares.step, list(events)))
     steps = np.unique(shares.step).tolist()
-    every = math.ceil(len(shares) / most) if most else 1
-    shown = steps[:: max(every, 1)]
+    every = max(math.ceil(len(shares) / most), 1)
+    shown = steps[::every]
     note = ""
     if len(shown) < len(steps):
         note = f"The shares of {len(shown):,} of {len(steps):,} steps are shown."

@@ -9,7 +9,7 @@ from typing import Any
 
 from accumviz.checks.compare import Comparison, place
 from accumviz.checks.report import Finding, Report, address
-from accumviz.ledger.ledger import PRESENT, Event, Ledger
+from accumviz.ledger.ledger import Event, Ledger
 from accumviz.show import counted, escape, literal, marked, table
 from accumviz.views import style, words
 
@@ -182,9 +182,7 @@ def _name(name: str, limit: int) -> str:
 
 def _cells(ledger: Ledger, event: int, p: int) -> str:
     added = _number(ledger, event, p, "contribution")
-    grad = _NONE
-    if ledger.state[event, p] & PRESENT:
-        grad = _number(ledger, event, p, "grad")
+    grad = _number(ledger, event, p, "grad").replace("None", _NONE)
     return f'<td class="av-n av-first">{added}</td><td class="av-n av-grad">{grad}</td>'
 
 
