@@ -164,17 +164,6 @@ def save_page(path: str | Path, title: str, content: str) -> None:
     )
 
 
-def save_result(path: str | Path, result: Any) -> None:
-    """Write a result as a page (`.html`), as JSON (`.json`) or, under any other name, as text."""
-    arguments.file("path", path)
-    suffix = Path(path).suffix.lower()
-    if suffix in (".html", ".htm"):
-        save_page(path, type(result).__name__, result.to_html())
-        return
-    text = result.to_json() if suffix == ".json" else result.text()
-    Path(path).write_text(text + "\n", "utf-8", "replace")
-
-
 class Displayed:
     """Something a notebook shows as static, self-contained HTML, with its `repr` as the text fallback."""
 

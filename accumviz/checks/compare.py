@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from accumviz.checks.report import plain
 from accumviz.ledger.events import CONTRIBUTED, PRESENT, Event
 from accumviz.ledger.flow import Window
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
-from accumviz.show import Displayed, counted, literal, save_result
+from accumviz.show import Displayed, counted, literal
 
 # Gradients that differ by less than this, relative to their size, differ by the order of additions.
 _ROUNDING, _ROUNDING_FLOAT64 = 1e-4, 1e-10
@@ -155,10 +154,6 @@ class Comparison(Displayed):
         whole = asdict(self)
         whole |= {"verdict": self.verdict, "relative": self.relative}
         return json.dumps(plain(whole), allow_nan=False)
-
-    def save(self, path: str | Path) -> None:
-        """Write a page (`.html`), JSON (`.json`) or, under any other name, text."""
-        save_result(path, self)
 
 
 def compare(a: Ledger | Recorded, b: Ledger | Recorded) -> Comparison:

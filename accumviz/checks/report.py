@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from accumviz import arguments
 from accumviz.ledger.events import Event
-from accumviz.show import Displayed, counted, encoded, literal, save_result
+from accumviz.show import Displayed, counted, encoded, literal
 
 # What the rules are, beside each other: a page of the book, which includes the page beside this module.
 _REFERENCE = "api"
@@ -213,10 +213,6 @@ class Report(Displayed):
         """The report for machines: one JSON object, with NaN and the infinities by name."""
         whole = {"verdict": self.verdict, **asdict(self)}
         return json.dumps(plain(whole), allow_nan=False)
-
-    def save(self, path: str | Path) -> None:
-        """Write it: a page (`.html`), JSON (`.json`) or, under any other name, text."""
-        save_result(path, self)
 
 
 class _Lines(NamedTuple):
