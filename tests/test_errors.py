@@ -48,7 +48,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] =
     ),
     "expect(3)": (lambda: av.expect(3), TypeError, ("3, an int", "expected a module")),
     "timeline(3)": (lambda: av.timeline(3), TypeError, ("timeline() was given an int", "a ledger", "av.load(")),
-    "timeline, no such name": (lambda: av.timeline(L, parameters="v"), KeyError, ("'v'", "nearest: w")),
+    "timeline, no such name": (lambda: av.timeline(L, parameters=["v"]), KeyError, ("'v'", "nearest: w")),
     "timeline, one event": (lambda: av.timeline(L, events=1), TypeError, ("events=1", "slice(0, 8)")),
     "ledger[99]": (lambda: L[99], IndexError, ("no event 99", "it has 4 events")),
     "an empty ledger[0]": (lambda: Ledger.build([], [])[0], IndexError, ("no event 0", "has 0 events")),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -84,15 +83,15 @@ _UNMEASURED: dict[str, Any] = {"edge": MUTED, "hatch": "xx", "linewidth": 0}
 def timeline(
     ledger: Ledger | Recorded,
     *,
-    parameters: str | Iterable[str | int] | None = None,
+    parameters: Iterable[str | int] | None = None,
     events: slice = slice(None),
 ) -> PageFigure:
     """Draw what every event added to, and left in, each `.grad`.
 
     Each parameter is one lane, with the contributions live in `.grad` as stacked bars and the
-    numbers that have room. `parameters` are names, indices or patterns (`"encoder.*"`), `events`
-    a slice; of more than 8 parameters or 96 events the first ones are drawn, and a note
-    says so: a large ledger is for `av.play`.
+    numbers that have room. `parameters` are names or indices, `events` a slice; of more than 8
+    parameters or 96 events the first ones are drawn, and a note says so: a large ledger is for
+    `av.play`.
 
     Raises `KeyError` for an unknown parameter, `TypeError` for events that are no slice.
 
@@ -105,7 +104,8 @@ def timeline(
     'Event 0, backward: w receives −16, .grad −16.'
     """
     ledger = recorded(ledger, "timeline")
-    rows = _parameters(ledger, parameters)
+    every = range(len(ledger.parameters))
+    rows = list(map(ledger.index, every if parameters is None else parameters))
     if not isinstance(events, slice):
         raise TypeError(f"events={events!r:.80}; expected a slice, as in slice(0, 8)")
     chosen = list(range(len(ledger))[events])
@@ -129,21 +129,6 @@ def _nothing(what: str) -> PageFigure:
     text = f"Nothing to show: this ledger has no {what}."
     canvas.text(12, 20, text, size=12, color=MUTED)
     return canvas.finish(40)
-
-
-def _parameters(ledger: Ledger, wanted: str | Iterable[str | int] | None) -> list[int]:
-    if wanted is None:
-        return list(range(len(ledger.parameters)))
-    if isinstance(wanted, str):
-        wanted = [wanted]
-    chosen: list[int] = []
-    names = [parameter.name for parameter in ledger.parameters]
-    for one in wanted:
-        matches: Sequence[str | int] = []
-        if isinstance(one, str):
-            matches = fnmatch.filter(names, one)
-        chosen += map(ledger.index, matches or [one])
-    return list(dict.fromkeys(chosen))
 
 
 def _draw(
