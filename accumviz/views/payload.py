@@ -343,9 +343,13 @@ def _shares(
     several = len({bar.objective for bar in bars}) > 1
     rows = []
     for bar in bars:
+        rank = ledger[bar.step].rank
+        whose = [] if rank is None else [f"rank {rank}"]
+        if several:
+            whose.append(_operation(bar.objective))
         row = {
             "e": places[bar.step],
-            "o": _whose(bar, ledger[bar.step].rank, several=several),
+            "o": " · ".join(whose),
             "l": labels.index(literal(bar.label)),
             "t": bar.total,
             "w": bar.words,
@@ -362,19 +366,6 @@ def _shares(
         "note": f"{dashed}. {note}".strip(),
     }
     return {"shares": pane}
-
-
-def _whose(
-    bar: shares.ShareBar,
-    rank: int | None,
-    *,
-    several: bool,
-) -> str:
-    """Return whose shares a bar shows, where there are several ranks or objectives."""
-    whose = [] if rank is None else [f"rank {rank}"]
-    if several:
-        whose.append(_operation(bar.objective))
-    return " · ".join(whose)
 
 
 def _segment(
