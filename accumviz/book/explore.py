@@ -100,7 +100,8 @@ class Explorer(Displayed):
         ledgers = [player.ledger for player in self._players]
         right = [player.ledger for player in self._right]
         self._ground = weights.field(ledgers, self.loss, right=right)
-        self._levels = common_levels(ledgers)
+        norms = [ledger.contribution.ravel() for ledger in ledgers]
+        self._levels = decades(np.concatenate(norms))
         for player in self._players:
             self._draw_among_others(player)
 
@@ -538,15 +539,6 @@ class CommonScale:
             if _is_beyond(shares["r"], self._shares):
                 scaled["shares"]["keys"] = [*shares["keys"], _KEY]
         return scaled
-
-
-def common_levels(ledgers: Sequence[Ledger]) -> Range | None:
-    """Return the logarithms between which the levels of all heat maps lie."""
-    norms = [ledger.contribution for ledger in ledgers if ledger.contribution.size]
-    if not norms:
-        return None
-    lows, highs = zip(*map(decades, norms), strict=True)
-    return min(lows), max(highs)
 
 
 def _bars(pages: Sequence[Page]) -> defaultdict[str, list[Range]]:

@@ -129,7 +129,7 @@ class Plumbing(Picture):
         )
 
     def _pipes(self, run: Mapping[str, Any]) -> str:
-        """Draw the losses, the networks, the pipes between them, and a vessel below each network."""
+        """Draw pipes, levels and norms, numbered as `PATHS`; the last pipe is what `d_opt.zero_grad()` drains."""
         holes = {}
         for i, width in enumerate(run["pipes"]):
             holes[f"width of pipe {i}"] = width
