@@ -139,6 +139,11 @@ class Graph(Displayed):
         """Bytes the graph keeps alive: each storage once, parameters excluded; NaN where torch does not say."""
         return distinct_bytes(self.nodes)
 
+    @property
+    def alive(self) -> bool:
+        """False when a backward has freed any of what the graph had saved."""
+        return all(node.alive for node in self.nodes)
+
     def chain(self) -> list[str]:
         """Name the operations from the root down, when the graph is a single path.
 
