@@ -261,8 +261,7 @@ def _head(finding: Finding) -> str:
     head = finding.rule
     head += "" if finding.rank is None else f"  rank {finding.rank}"
     # The event of the line that is shown, as a page has it.
-    at = finding.step if finding.event is None else finding.event
-    head += "" if at is None else f"  at event {at}"
+    head += f"  at event {finding.event}"
     return head + (f", {finding.times} times" if finding.times > 1 else "")
 
 

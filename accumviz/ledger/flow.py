@@ -167,8 +167,6 @@ def scaling(ledger: Arrays) -> Scaling:
     for row, e in enumerate(at.tolist()):
         event = ledger.events[e]
         ratios = ratio[row][~np.isnan(ratio[row])]
-        # Through `.data` it is not seen which of them an edit changed.
-        ratios = ratios[ratios != 1] if (ratios != 1).any() else ratios
         within = float(tolerance[row])
         one_ratio = _one(ratios, within)
         left = remains[row] & (ratio[row] != 1)

@@ -115,13 +115,11 @@ def _ranks(ledgers: Sequence[Arrays]) -> list[RankLedger]:
 
 def _count_optimizers(ledger: Arrays) -> int:
     """Return how many optimizers a ledger speaks of."""
-    stepped = ledger.events.detail("optimizer_index", 0)
-    used: set[int] = set(stepped.tolist())
+    numbers = [len(ledger.meta.get("optimizers", ())) - 1]
+    numbers += ledger.events.detail("optimizer_index", 0).tolist()
     for parameter in ledger.parameters:
-        used.update(parameter.optimizers)
-    last = max(used, default=-1)
-    named = len(ledger.meta.get("optimizers", ()))
-    return max(named, last + 1)
+        numbers += parameter.optimizers
+    return max(numbers) + 1
 
 
 def _renamed(parameter: Parameter, rank: int, first: int) -> Parameter:
