@@ -23,7 +23,7 @@ from accumviz.checks.analysis import (
 )
 from accumviz.checks.report import Finding, Findings
 from accumviz.ledger.events import PRESENT
-from accumviz.ledger.flow import number, scatters
+from accumviz.ledger.flow import number
 
 # What several ranks have, and the norm of a clip, are rounded more than what one rank has.
 _SAME_WEIGHT, _SAME_NORM = 1e-2, 1e-4
@@ -154,15 +154,12 @@ def fsdp2_zero_keeps_unsharded(analysis: LedgerAnalysis) -> Findings:
     if not kept:
         return
     zero = min(kept)
-    scattered = scatters(analysis.events).any()
-    later = "and enters the next window." if scattered else "and no step reads it."
     yield analysis.finding(
         "error",
         zero,
         evidence={"unsharded gradients that stayed": kept[zero][:4]},
         cause=(
-            "`zero_grad` does not reach the whole gradients: what the backwards without sync have added to them "
-            f"stays, {later}"
+            "`zero_grad` does not reach the whole gradients: what the backwards without sync have added to them stays."
         ),
         times=len(kept),
     )

@@ -335,13 +335,10 @@ def divided(event: Event, by: str) -> str:
     >>> print(divided(Event(0, "backward", "(a - b).mean()", "a.py", 3, "(a - b).mean().backward()"), "4"))
     - (a - b).mean().backward()
     + (((a - b).mean()) / 4).backward()
-    >>> print(divided(Event(0, "backward", "f(x, y)", "a.py", 3, "f(x,y).backward()  # f(x, y)"), "4"))
-    - f(x,y).backward()  # f(x, y)
-    + (f(x,y) / 4).backward()  # f(x, y)
     """
     # A comment may say the loss's name as well.
     code = re.split(r"\s+#", event.source)[0]
-    label = _as_written(event.label, code)
+    label = event.label
     # What is divided already was to be divided by something else.
     divisible = label and "/" not in label and "backward(" in code
     if not divisible or code.count(label) != 1:
@@ -353,13 +350,6 @@ def divided(event: Event, by: str) -> str:
     if not enclosed and after.startswith("."):
         quotient = f"({quotient})"
     return replaced(event, f"{before}{quotient}{after}")
-
-
-def _as_written(label: str, code: str) -> str:
-    """Return a loss with the spaces that it has in the code."""
-    written = code.partition(".backward(")[0]
-    is_same = written.replace(" ", "") == label.replace(" ", "")
-    return written if is_same else label
 
 
 def divided_by_another(event: Event, number: int, by: str) -> str:

@@ -15,7 +15,7 @@ from accumviz.checks.analysis import (
     is_close,
 )
 from accumviz.checks.report import Finding, Findings
-from accumviz.checks.suggestions import calling_line, knows, zeroing
+from accumviz.checks.suggestions import calling_line
 from accumviz.checks.weights import is_whole
 from accumviz.ledger.events import Event
 from accumviz.ledger.flow import SAME
@@ -129,13 +129,7 @@ def _erased_before(optimizer: OptimizerHistory, step: int) -> list[Loss]:
         return []
     finite = filter(optimizer.finite, lost)
     losses = [Loss(b, int(optimizer.eraser[b]), step) for b in finite]
-    return [loss for loss in losses if _is_before_step(optimizer, loss)]
-
-
-def _is_before_step(analysis: LedgerAnalysis, loss: Loss) -> bool:
-    """Return whether something was erased before the step, and not only scattered by FSDP: that waits elsewhere."""
-    kind = analysis.ledger[loss.eraser].kind
-    return kind in ("zero_grad", "edit") and loss.eraser < loss.step
+    return [loss for loss in losses if loss.eraser < step]
 
 
 def _is_used_elsewhere(optimizer: OptimizerHistory, backward: int) -> bool:
@@ -181,10 +175,8 @@ def _lost_of_one_loss(
     losses = _erased_before(optimizer, step)
     if not losses or optimizer.moved[kept].any():
         return []
-    # The last closure of a window runs inside the step, the others before it.
-    closure = optimizer.closures[kept[-1]]
-    places = optimizer.events.column("line") if closure else optimizer.sites
-    return [loss for loss in losses if places[loss.backward] in places[kept]]
+    sites = optimizer.sites
+    return [loss for loss in losses if sites[loss.backward] in sites[kept]]
 
 
 def _in_turns(optimizer: OptimizerHistory, loss: Loss, kept: int) -> bool:
@@ -381,11 +373,6 @@ def _unzeroed_closure(
     analysis: LedgerAnalysis, evaluated: dict[int, list[int]]
 ) -> Finding:
     first, backwards = next(iter(evaluated.items()))
-    step, backward = analysis.ledger[first], analysis.ledger[backwards[-1]]
-    suggestion = ""
-    # Several backwards of one evaluation are to be added up.
-    if analysis.moved[backwards[1:]].all() and knows(backward, step):
-        suggestion = analysis.code.added(backward, zeroing(step))
     return analysis.finding(
         "error",
         first,
@@ -395,7 +382,6 @@ def _unzeroed_closure(
             "The closure does not zero: what it brings at one place of the weights is added to what it brought at "
             "others. It has to zero before its first backward."
         ),
-        suggestion=suggestion,
         times=len(evaluated),
     )
 
@@ -427,17 +413,14 @@ def _read_again(optimizer: OptimizerHistory, twice: list[int]) -> Finding:
 
 
 def _zeroed_beside(optimizer: OptimizerHistory, at: int, backward: int) -> str:
-    """Suggest to zero below a step, or above the first backward that no other optimizer reads."""
+    """Suggest to zero below a step, where other optimizers read all of its window or nothing of it."""
     step = optimizer.ledger[at]
     window = optimizer.windows[at]
-    alone = [b for b in window if not _is_used_elsewhere(optimizer, b)]
-    if len(alone) in (0, len(window)):
-        return _zeroed_below(optimizer, step, backward)
+    alone = [not _is_used_elsewhere(optimizer, b) for b in window]
     # Below its step, what another network's loss brings afterwards would stay.
-    first = optimizer.ledger[alone[0]]
-    if len(alone) > 1 or not knows(first, step):
+    if any(alone) and not all(alone):
         return ""
-    return optimizer.code.added(first, zeroing(step))
+    return _zeroed_below(optimizer, step, backward)
 
 
 def _kept_by_hand(optimizer: OptimizerHistory, backward: int) -> float:
