@@ -103,7 +103,7 @@ def test_a_zeroing_that_does_not_reach_the_gathered_sum_is_found() -> None:
 
 def test_a_sum_that_is_never_scattered_and_not_zeroed_is_one_finding() -> None:
     (judged,) = av.check(_sharded(*["backward", "backward", "step", "zero_grad"] * 3)).findings
-    assert judged.rule == "fsdp2-zero-keeps-unsharded" and judged.cause.endswith("no step reads it.")
+    assert judged.rule == "fsdp2-zero-keeps-unsharded" and judged.cause.endswith("to them stays.")
 
 
 def _ranks(*plays: Play) -> Ledger:
@@ -356,7 +356,7 @@ def test_a_window_of_several_tasks_is_as_long_as_all_of_its_micro_batches(lines:
     assert short.rule == "partial-window-underscaled"
     assert short.evidence["micro-batches"] == 2 and "reads 0.5 of" in short.cause
     for finding in av.check(_drawn(*tasks, factor=1.0, lines=lines).ledger).findings:
-        assert finding.rule == "loss-not-divided" and finding.cause.startswith("From ")
+        assert finding.rule == "loss-not-divided"
         assert "/ micro_batches_in_this_window)" in finding.suggestion
 
 
@@ -370,7 +370,7 @@ def test_a_loss_that_some_micro_batches_have_makes_no_window_short() -> None:
 
 def test_where_windows_grow_the_cure_of_undivided_losses_divides_by_each_ones_own_number() -> None:
     (grown,) = av.check(windows(1, 1, 2, 2, 2, 4, 4, 4, factor=1.0).ledger).findings
-    assert grown.cause.startswith("From 2 to 4 mean losses are added up")
+    assert grown.cause.startswith("4 mean losses are added up")
     assert "(loss / micro_batches_in_this_window)" in grown.suggestion
     (steady,) = av.check(windows(4, 4, 3, 4, 4, 3, factor=1.0).ledger).findings
     assert "(loss / 4)" in steady.suggestion and steady.cause.startswith("4 mean losses")
@@ -401,21 +401,6 @@ def test_what_another_network_learnt_from_is_no_tail_of_this_one() -> None:
     assert rules["gan-gradient-leak"].severity == "error"
 
 
-@pytest.mark.parametrize(
-    ("ended", "moved", "rules"),
-    [("exit", False, ["parameter-outside-or-twice"]), ("exit", True, []), ("closed", False, [])],
-)
-def test_an_optimizer_that_zeroes_and_never_steps_is_found_unless_a_hand_steps(
-    ended: str, moved: bool, rules: list[str]
-) -> None:
-    play = played("1z1z1z1z1z", ended=ended)
-    for row in play.rows[2:] if moved else ():
-        row["details"] |= {"moved": True}
-    report = av.check(play.ledger)
-    assert [finding.rule for finding in report.findings] == rules
-    assert report.verdict == ("findings" if rules else "no verdict")
-
-
 def _forgotten(rounds: int, *, kept: bool = True) -> Play:
     play = Play({"w": 0, "v": 1})
     for _ in range(rounds):
@@ -429,7 +414,7 @@ def _forgotten(rounds: int, *, kept: bool = True) -> Play:
 def test_an_optimizer_that_neither_steps_nor_zeroes_is_found() -> None:
     (finding,) = av.check(_forgotten(5).ledger).findings
     assert (finding.rule, finding.severity) == ("parameter-outside-or-twice", "warning")
-    assert finding.evidence["parameters"] == ["v"] and "belongs to SGD 1, which never steps" in finding.cause
+    assert finding.evidence["parameters"] == ["v"] and "to no optimizer that steps" in finding.cause
     assert found(_forgotten(3)) == found(_forgotten(5, kept=False)) == []
 
 
@@ -446,7 +431,6 @@ def test_sums_that_are_divided_by_all_elements_and_by_the_micro_batches_are_divi
     (finding,) = av.check(_counted(divisor=4).ledger).findings
     assert (finding.rule, finding.severity, finding.times) == ("double-division", "warning", 3)
     assert "by 4 as well" in finding.cause and finding.evidence["sum of shares"] == pytest.approx(0.25)
-    assert found(_counted(divisor=4, first_tokens=4)) == ["double-division"]
     assert found(_counted(divisor=1)) == found(_counted(divisor=3, said=3)) == []
     assert found(_counted(divisor=1, first_tokens=4)) == []
 
@@ -641,15 +625,6 @@ def _weighed_by_size(factor: float) -> Play:
     return of(*[[term(size, factor * size / 16) for size in (6, 2, 4, 4)]] * 2)
 
 
-def _rates_of_steps(*rates: float) -> Play:
-    play = Play()
-    for rate in rates:
-        play.backward(term(8, 1.0))
-        play.rows[play.step()]["details"] |= {"lr": [rate]}
-        play.zero()
-    return play
-
-
 def _of_two_ranks(factor: float) -> Play:
     play = Play()
     play.meta |= {"rank": 0, "ranks": 2}
@@ -723,11 +698,6 @@ MEANT: dict[str, tuple[Callable[[], Play | Ledger], str]] = {
     ),
     "weights": (lambda: played("12sz" * 3), "elements that weigh up to 2 times as much as others are meant"),
     "a window of another length": (lambda: played("(4444sz444444sz4444sz)"), "sums of shares from 1 to 1.5 are meant"),
-    "a rate that comes back from 0": (
-        lambda: _rates_of_steps(0, 0.1, 0, 0, 0.1, 0),
-        "a learning rate that falls to 0 in step 3 and rises again is meant (train.py:30)",
-    ),
-    "a rate that begins and ends with 0": (lambda: _rates_of_steps(0, 0.1, 0.2, 0.1, 0), ""),
     "a factor that is the number of ranks": (
         lambda: _of_two_ranks(2),
         "a loss that is multiplied by 2, the number of ranks, is meant (train.py:10)",

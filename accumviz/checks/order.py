@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -335,15 +336,8 @@ def scheduler_per_micro_batch(optimizer: OptimizerHistory) -> Findings:
 @for_each_optimizer
 def schedule_too_long(optimizer: OptimizerHistory) -> Findings:
     """Find a schedule that is made for as many steps as there are micro-batches, and takes one in each window."""
-    schedules = _schedules(optimizer)
-    horizons = optimizer.events.detail("horizon", math.nan)
-    labels = optimizer.events.column("label")
-    sites = optimizer.sites[optimizer.backwards]
-    # A micro-batch may have several losses, of several lines.
-    micro_batches = np.bincount(sites).max(initial=0)
-    for event in schedules[np.isfinite(horizons[schedules])].tolist():
-        taken = np.count_nonzero(labels[schedules] == labels[event])
-        horizon = float(horizons[event])
+    micro_batches = optimizer.backwards.size
+    for event, taken, horizon in _made_for(optimizer):
         once_a_window = optimizer.steps.size < 2 * taken <= horizon
         close = abs(horizon - micro_batches) < optimizer.usual
         if taken >= _AGAIN and once_a_window and close:
@@ -359,8 +353,22 @@ def schedule_too_long(optimizer: OptimizerHistory) -> Findings:
             )
 
 
+def _made_for(optimizer: OptimizerHistory) -> Iterator[tuple[int, int, float]]:
+    """Return of each schedule its first event, how many steps it takes, and for how many it is made, if that is known.
+
+    Schedules of one name are one: each is as long as the others, or takes over where they end.
+    """
+    schedules = _schedules(optimizer)
+    labels = optimizer.events.column("label")[schedules]
+    horizons = optimizer.events.detail("horizon", math.nan)[schedules]
+    for label in np.unique(labels[np.isfinite(horizons)]).tolist():
+        mine = labels == label
+        taken = int(np.count_nonzero(mine))
+        yield int(schedules[mine][0]), taken, float(np.nansum(horizons[mine]))
+
+
 def conditions(analysis: LedgerAnalysis) -> Conditions:
-    """Say what has to be meant for a healthy loop to be so: a schedule of other steps, a rate that leaves 0 again."""
+    """Say what has to be meant for a healthy loop to be so: a schedule of other steps, clips one by one."""
     for optimizer in analysis.optimizers:
         schedules = _schedules(optimizer)
         too_often = _stepped_too_often(optimizer, schedules)
@@ -372,10 +380,6 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
         if alone:
             said = f"{len(alone)} clips before a step are meant, each by the norm of its own parameters"
             yield said, alone[0]
-        zero = _falls_to_zero(optimizer)
-        if zero:
-            said = f"a learning rate that falls to 0 in step {zero + 1} and rises again is meant"
-            yield said, int(optimizer.steps[zero])
 
 
 def learning_rates(optimizer: OptimizerHistory) -> str:
@@ -407,13 +411,8 @@ def _clipped_alone(optimizer: OptimizerHistory) -> list[int]:
 
 def _ends_early(optimizer: OptimizerHistory) -> str:
     """Say how many steps a scheduler took, where a whole script left half of those that it is made for."""
-    schedules = _schedules(optimizer)
-    labels = optimizer.events.column("label")[schedules]
-    horizons = optimizer.events.detail("horizon", math.nan)[schedules]
     whole = optimizer.ledger.meta.get("ended") == "exit"
-    for label in np.unique(labels[np.isfinite(horizons)]).tolist() if whole else ():
-        mine = labels == label
-        taken, horizon = np.count_nonzero(mine), np.nansum(horizons[mine])
+    for _, taken, horizon in _made_for(optimizer) if whole else ():
         if 2 * taken <= horizon:
             return f"a script that ends after {taken} of the {horizon:g} steps of its schedule is meant"
     return ""
@@ -430,17 +429,6 @@ def _runs_ahead(optimizer: OptimizerHistory) -> str:
     if ahead <= _AGAIN:
         return ""
     return f"a schedule that goes on in {ahead} steps which the scaler skipped is meant"
-
-
-def _falls_to_zero(optimizer: OptimizerHistory) -> int:
-    """Return in which step a learning rate is 0 that was more before and is more afterwards; 0 for none."""
-    rates = np.array(_rates(optimizer, optimizer.steps))
-    moving = np.flatnonzero(rates)
-    still = np.flatnonzero(rates == 0)
-    if not moving.size:
-        return 0
-    inside = between(still, moving[0], moving[-1])
-    return inside[0] if inside else 0
 
 
 def _schedules(optimizer: OptimizerHistory) -> np.ndarray:

@@ -15,7 +15,7 @@ from accumviz.checks.analysis import (
     for_each_optimizer,
 )
 from accumviz.checks.report import Findings
-from accumviz.checks.suggestions import calling_line, knows, zeroing
+from accumviz.checks.suggestions import knows, zeroing
 from accumviz.ledger.events import PRESENT
 from accumviz.show import counted
 
@@ -33,41 +33,20 @@ def _named(analysis: LedgerAnalysis, columns: Sequence[int]) -> str:
 
 
 def parameter_outside_or_twice(analysis: LedgerAnalysis) -> Findings:
-    """Find gradients that no step uses and nothing erases, or that an optimizer which steps in vain should have."""
-    for owner, columns in _outside(analysis).items():
-        whose = f"{owner.name}, which never steps" if owner else "no optimizer"
-        names = analysis.names(columns[:4])
+    """Find gradients that no step uses and nothing erases, and steps without any gradient."""
+    is_erased = _is_erased(analysis)
+    outside = [p for p in _unused(analysis) if not is_erased[p]]
+    if outside:
+        names = analysis.names(outside[:4])
+        brought = np.flatnonzero(analysis.contributed[:, outside[0]])
         yield analysis.finding(
             "warning",
-            int(np.flatnonzero(analysis.contributed[:, columns[0]])[1]),
+            int(brought[1]),
             evidence={"parameters": names},
-            cause=f"{names[0]} gets gradients and belongs to {whose}: it is never trained.",
-            times=len(columns),
-            optimizer=owner.optimizer if owner else None,
+            cause=f"{names[0]} gets gradients and belongs to no optimizer that steps: it is never trained.",
+            times=len(outside),
         )
     yield from _nothing_to_step_on(analysis)
-
-
-def _outside(analysis: LedgerAnalysis) -> dict[OptimizerHistory | None, list[int]]:
-    """Return the parameters that are never trained, by the optimizer that has them and never steps."""
-    is_erased = _is_erased(analysis)
-    in_vain = not all(optimizer.windows for optimizer in analysis.optimizers)
-    owners = _owners(analysis)
-    outside: dict[OptimizerHistory | None, list[int]] = {}
-    for p in _unused(analysis):
-        owner = owners.get(p)
-        never_steps = owner and not analysis.optimizers
-        if not is_erased[p] or never_steps or (in_vain and not owner):
-            outside.setdefault(owner, []).append(p)
-    return outside
-
-
-def _owners(analysis: LedgerAnalysis) -> dict[int, OptimizerHistory]:
-    """Return the last optimizer that has each parameter."""
-    owners: dict[int, OptimizerHistory] = {}
-    for optimizer in analysis.every_optimizer:
-        owners |= dict.fromkeys(optimizer.columns.tolist(), optimizer)
-    return owners
 
 
 @for_each_optimizer
@@ -94,7 +73,8 @@ def _steps_in_vain(optimizer: OptimizerHistory) -> list[tuple[int, int]]:
     """Return the steps without a gradient, each with the first backward since the step before."""
     grads = optimizer.ledger.grad[optimizer.steps][:, optimizer.columns]
     filled = np.any(grads > 0, axis=1)
-    reached = np.any(optimizer.contributed, axis=1)
+    owned = [bool(parameter.optimizers) for parameter in optimizer.parameters]
+    reached = np.any(optimizer.contributed[:, owned], axis=1)
     in_vain = []
     for step in optimizer.steps[~filled].tolist():
         before = optimizer.previous_step(step)
@@ -117,11 +97,7 @@ def _unused(analysis: LedgerAnalysis) -> list[int]:
     if any(optimizer.is_fed_by_hand for optimizer in analysis.optimizers):
         return []  # these may be what its parameters are copies of
     stepping = {optimizer.optimizer for optimizer in analysis.optimizers}
-    # What is moved by hand needs no step, and a part of a script may be one without steps.
-    whole = analysis.ledger.meta.get("ended") == "exit" and not analysis.moved.any()
-    if not (stepping or whole):
-        return []
-    every = range(len(analysis.parameters))
+    every = range(len(analysis.parameters) if stepping else 0)
     return [p for p in every if _is_unused(analysis, p, stepping)]
 
 
@@ -136,11 +112,9 @@ def _is_unused(analysis: LedgerAnalysis, p: int, stepping: set[int]) -> bool:
 
 
 def _rounds(analysis: LedgerAnalysis, p: int) -> int:
-    """Count the windows, of whatever optimizer, in which a parameter gets a gradient; its gradients if none steps."""
+    """Count the windows, of whatever optimizer, in which a parameter gets a gradient."""
     born = np.flatnonzero(analysis.contributed[:, p])
     steps = analysis.at["step"]
-    if not steps.size:
-        return born.size
     return np.unique(steps.searchsorted(born)).size
 
 
@@ -202,12 +176,8 @@ def _of_idle(optimizer: OptimizerHistory) -> Iterator[str]:
 
 
 def _of_optimizer(optimizer: OptimizerHistory) -> Iterator[str]:
-    """Say what an optimizer steps on in vain: no gradient, an empty group, what is frozen or no loss reaches."""
-    name, many = optimizer.name, optimizer.steps.size
+    """Say what an optimizer steps on in vain: a gradient of 0, an empty group, what is frozen or no loss reaches."""
     yield from _of_idle(optimizer)
-    in_vain = not (optimizer.windows or optimizer.is_fed_by_hand)
-    if in_vain and many >= _AGAIN:
-        yield f"{name} is meant to step {many} times without a gradient"
     zeros = _of_zeros(optimizer)
     if zeros:
         times = optimizer.contributed[:, zeros[0]].sum()
@@ -215,27 +185,21 @@ def _of_optimizer(optimizer: OptimizerHistory) -> Iterator[str]:
         yield f"a gradient of 0 in each of {times} backwards is meant for {names}"
     empty = optimizer.events.detail("empty_groups", default=False)
     if empty[optimizer.steps[:1]].any():
-        yield f"a group of {name} without a parameter is meant"
+        yield f"a group of {optimizer.name} without a parameter is meant"
 
 
 def _idle(optimizer: OptimizerHistory) -> list[int]:
-    """Return an optimizer's parameters without a `.grad` at any of its steps; none where FSDP may yet scatter one."""
-    # What one rank lacks another one may have.
-    if optimizer.rank is not None or len(optimizer.windows) < _AGAIN:
+    """Return an optimizer's parameters without a `.grad` at any of its steps."""
+    # What one rank lacks another one may have, and what a shard lacks the whole gradient that FSDP keeps.
+    sharded = any(parameter.unsharded_of for parameter in optimizer.parameters)
+    if sharded or optimizer.rank is not None or len(optimizer.windows) < _AGAIN:
         return []
     present = optimizer.ledger.state[optimizer.steps] & PRESENT
     flow = optimizer.ledger.flow
     consumed = np.any(flow.fates.steps > 0, axis=0)
     touched = np.any(present, axis=0) | consumed[flow.history_of]
-    idle = []
-    scattered = set()
-    for p, parameter in enumerate(optimizer.parameters):
-        whole = parameter.unsharded_of
-        if touched[p]:
-            scattered.add(whole)
-        elif not whole and optimizer.optimizer in parameter.optimizers:
-            idle.append(p)
-    return idle if scattered.isdisjoint(optimizer.names(idle)) else []
+    idle: list[int] = optimizer.columns[~touched[optimizer.columns]].tolist()
+    return idle
 
 
 def _of_zeros(optimizer: OptimizerHistory) -> list[int]:
@@ -282,24 +246,21 @@ def gan_gradient_leak(optimizer: OptimizerHistory) -> Findings:
     if not leaks:
         return
     b, early, late = min(leaks)
-    at = optimizer.ledger[b]
+    label = optimizer.ledger[b].label or "The loss"
     leaked = {leak[0] for leak in leaks}
     window = optimizer.windows[late]
     alone = [backward for backward in window if backward not in leaked]
-    if alone and optimizer.ledger[alone[0]].line == at.line:
-        at = calling_line(at, optimizer.ledger[alone[0]])
     yield optimizer.finding(
         "error",
         b,
         step=late,
         evidence={"consumed by the steps at events": [early, late]},
         cause=(
-            f"{at.label or 'The loss'} also reached the parameters of {optimizer.name}, and its contribution "
+            f"{label} also reached the parameters of {optimizer.name}, and its contribution "
             "was still there when that one stepped for a loss of its own."
         ),
-        suggestion=_zeroed_first(optimizer, early, late, alone, window),
+        suggestion=_zeroed_first(optimizer, early, late, alone),
         times=len(leaked),
-        at=at,
     )
 
 
@@ -366,17 +327,9 @@ def _zeroed_first(
     early: int,
     step: int,
     alone: list[int],
-    window: list[int],
 ) -> str:
-    """Suggest to zero above the first backward of a window, where its line has one, or below the other's step."""
-    if not alone or alone[0] < early:
+    """Suggest to zero below the other's step, where backwards that do not leak come after it."""
+    other, late = analysis.ledger[early], analysis.ledger[step]
+    if not alone or alone[0] < early or not knows(other, late):
         return ""
-    first, late = analysis.ledger[alone[0]], analysis.ledger[step]
-    line = zeroing(late)
-    lines = analysis.events.column("line")[window].tolist()
-    if lines.count(first.line) == 1 and knows(first, late):
-        return analysis.code.added(first, line)
-    other = analysis.ledger[early]
-    if not knows(other, late):
-        return ""
-    return analysis.code.added(other, line, below=True)
+    return analysis.code.added(other, zeroing(late), below=True)

@@ -70,9 +70,11 @@ def _undivided(analysis: LedgerAnalysis, several: WindowShares) -> Finding:
     share = several[lengths.index(many)]
     weights = _mixture(share)
     what = "mean losses" if len(weights) == 1 else "mixtures of losses"
-    count, times, by = _lengths_in_words(lengths, many)
+    # What an epoch cuts short is rare; other windows were meant to be so long.
+    usual = max(lengths) == many and 2 * lengths.count(many) > len(lengths)
+    by = str(many) if usual else _OWN_LENGTH
     cause = (
-        f"{count} {what} are added up without a division: the step reads {times} times the gradient of one large "
+        f"{many} {what} are added up without a division: the step reads {many} times the gradient of one large "
         "batch."
     )
     # One division of the line has to be right for all losses of its backward.
@@ -91,14 +93,6 @@ def _undivided(analysis: LedgerAnalysis, several: WindowShares) -> Finding:
         suggestion=divided(backward, by) if alike or len(weights) > 1 else "",
         times=len(several),
     )
-
-
-def _lengths_in_words(lengths: list[int], many: int) -> tuple[str, str, str]:
-    """Return how many losses a window adds up, by how much the step is too large, and what to divide by."""
-    # What an epoch cuts short is rare; other windows were meant to be so long.
-    if max(lengths) > many or 2 * lengths.count(many) <= len(lengths):
-        return f"From {min(lengths)} to {max(lengths)}", "as many", _OWN_LENGTH
-    return str(many), str(many), str(many)
 
 
 def _name(analysis: LedgerAnalysis, share: WindowShare) -> dict[str, str]:
@@ -191,9 +185,7 @@ def _is_divided_twice(share: WindowShare) -> bool:
 
 def _is_divided_sum(share: WindowShare) -> bool:
     """Return whether sums are divided by the elements of a window, and by its micro-batches as well."""
-    whole = share.total * share.many
-    # The first token of each text may be counted, which is no target.
-    once = is_close(whole, 1.0) or _MOSTLY < whole < 1
+    once = is_close(share.total * share.many, 1.0)
     return share.alike and once and _divisions(share) > 0
 
 
@@ -374,12 +366,11 @@ def token_mean_of_means(analysis: LedgerAnalysis, shares: WindowShares) -> Findi
     unequal = _unequal(analysis, shares)
     if not unequal:
         return
-    # Only the last micro-batch of a window may have been smaller.
-    inside = [share for share in unequal if not _only_the_last_is_smaller(share)]
-    unequal = inside or unequal
     worst = max(unequal, key=_ratio)
     smallest, largest = min(worst.sizes), max(worst.sizes)
-    severity, advice = _severity_of_unequal(worst)
+    severity = "error" if _misplaced(worst) > _MUCH else "warning"
+    if all(map(_only_the_last_is_smaller, unequal)):
+        severity = "note"
     yield analysis.finding_of(
         severity,
         worst,
@@ -393,7 +384,8 @@ def token_mean_of_means(analysis: LedgerAnalysis, shares: WindowShares) -> Findi
         },
         cause=(
             f"Each loss is a mean over its own elements, here {smallest:g} to {largest:g} of them: an element of the "
-            f"smallest micro-batch counts {_ratio(worst):.3g} times as much as one of the largest. {advice}"
+            f"smallest micro-batch counts {_ratio(worst):.3g} times as much as one of the largest. Add up sums, and "
+            "divide by the number of elements in the window."
         ),
         times=len(unequal),
     )
@@ -406,20 +398,11 @@ def _unequal(analysis: LedgerAnalysis, shares: WindowShares) -> WindowShares:
     return [s for s in uneven if s not in over and not analysis.carried(s)]
 
 
-def _severity_of_unequal(worst: WindowShare) -> tuple[str, str]:
-    """Return how severe it is that elements count differently, and what to say of it."""
-    if worst.term.get("class_weights"):
-        return "note", "They are counted with the weights of their classes."
-    if _only_the_last_is_smaller(worst):
-        return "note", "Only the last micro-batch of a window was smaller."
-    severity = "error" if _misplaced(worst) > _MUCH else "warning"
-    return severity, "Add up sums, and divide by the number of elements in the window."
-
-
 def _has_unequal_means(share: WindowShare) -> bool:
     """Return whether there are more elements in some of a window's means than in others."""
-    # Losses of one backward that weigh differently are a choice: a mean over texts, and not over words.
+    # Losses of one backward that weigh differently are a choice: a mean over texts, and not over words. So are classes.
     several = len(set(share.backwards)) == share.many
+    several &= not share.term.get("class_weights")
     return several and _are_means(share) and 0 < min(share.sizes) < max(share.sizes)
 
 
@@ -569,9 +552,8 @@ def _differ(sums: list[_StepSum]) -> bool:
     # A count of tokens may hold some that are no targets, and then all sums are a little below 1.
     highest = max(totals, default=0.0)
     counted = _MOSTLY * highest < min(totals, default=0.0) and highest < _ABOVE_ONE
-    if counted and not all(share.mean for share in _shares(sums)):
-        return False
-    return not (are_close(totals) or are_close([w.unclipped for w in sums]))
+    alike = are_close(totals) or are_close([w.unclipped for w in sums])
+    return not (counted or alike)
 
 
 @for_each_optimizer
