@@ -67,11 +67,6 @@ def resolved(*sections: nodes.section) -> list[str]:
     return found
 
 
-def test_the_output_after_a_prediction_waits_for_it_and_the_source_does_not() -> None:
-    page = resolved(section(asks(), cell(source("print(w)"), output("−20"), tags="hide-output")))
-    assert page == ["prediction-1", "print(w)", "prediction-1 [", "out", "]"]
-
-
 def test_what_opens_with_an_answer_has_no_bar_that_would_have_to_be_opened_too() -> None:
     folded = HideCodeCellNode("", output("−20"))
     page = section(asks(), cell(source("print(w)"), folded, tags="hide-output"))
@@ -97,7 +92,7 @@ def test_the_line_in_place_of_answers_is_said_once_for_neighbours() -> None:
     assert ["Opens with your prediction" in text for text in begun] == [True, False, True]
 
 
-def test_a_heading_and_another_prediction_end_what_waits() -> None:
+def test_an_output_waits_and_its_source_does_not_up_to_a_heading_or_another_prediction() -> None:
     later = cell(source("x"), output("1"), tags="hide-output")
     page = resolved(section(asks(), asks(), later), section(cell(source("y"), output("2"), tags="hide-output")))
     assert page == ["prediction-1", "prediction-2", "x", "prediction-2 [", "out", "]", "y", "out"]

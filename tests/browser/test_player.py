@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -421,17 +420,6 @@ def test_in_a_heat_map_a_row_names_itself_under_a_pointer_and_a_word_says_what_s
         told += re.findall(r"layers\.1\.\d+\.weight", played.root.locator(".av-plot").get_attribute("title"))
     assert len(set(told)) == 2
     assert "Stronger: a larger contribution." in played.root.locator(".av-in-time .av-note").inner_text()
-
-
-def test_a_browser_that_stores_nothing_still_plays(new_page: Any, tmp_path: Path) -> None:
-    play(TOY, GRAPHS).save(tmp_path / "run.html")
-    page = new_page()
-    for name in ("localStorage", "sessionStorage", "indexedDB"):
-        page.add_init_script(f"Object.defineProperty(window, '{name}', {{get() {{ throw new Error('no'); }}}})")
-    page.goto((tmp_path / "run.html").as_uri())
-    played = Played(page)
-    played.go("next event")
-    assert "w receives −16" in played.said
 
 
 def test_thinned_recordings_say_so_on_the_page(show: Any) -> None:

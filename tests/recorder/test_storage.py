@@ -227,21 +227,6 @@ def test_no_tensor_is_read_that_its_storage_does_not_hold() -> None:
     assert ran.stdout.splitlines()[-1] == "all read"
 
 
-@pytest.mark.parametrize("mode", [{}, {"graphs": True}, {"memory": True}], ids=str)
-def test_a_complex_parameter_is_recorded(mode: dict[str, object]) -> None:
-    weight = torch.nn.Parameter(torch.full((1,), 3 + 4j))
-    optimizer = torch.optim.Adam([weight])
-    with av.record(weight, optimizer, **mode) as recording:  # type: ignore[arg-type]
-        for _ in range(3):
-            weight.abs().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    ledger = recording.ledger
-    assert "stopped" not in ledger.meta
-    assert [event.kind for event in ledger] == ["backward", "step", "zero_grad"] * 3
-    assert ledger.contribution[::3, 0] == pytest.approx([1.0] * 3, rel=1e-6)
-
-
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 @pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
 @pytest.mark.parametrize("size", [3, 30])
