@@ -66,11 +66,7 @@ def above_zero(name: str, value: Any, expected: str) -> float:
 
 def flag(name: str, value: Any, *, or_none: bool = False) -> None:
     """Raise `TypeError` for what is neither True nor False: a text, even `"no"`, would count as True."""
-    if not (
-        isinstance(value, bool)
-        or type(value).__name__ == "bool_"
-        or (or_none and value is None)
-    ):
+    if not (isinstance(value, bool) or (or_none and value is None)):
         raise TypeError(
             f"{name}={value!r:.80}; expected True{', False or None' if or_none else ' or False'}"
         )

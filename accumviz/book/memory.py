@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -251,10 +252,9 @@ def _held(moments: Sequence[ShardMoment]) -> np.ndarray:
     return np.array([layers for _, layers, _ in moments])
 
 
-def _lengths(moments: Sequence[ShardMoment]) -> dict[str, int]:
-    """Return how many moments each phase has."""
-    phases = groupby(phase for phase, _, _ in moments)
-    return {phase: len(list(same)) for phase, same in phases}
+def _lengths(moments: Sequence[ShardMoment]) -> Counter[str]:
+    """Return how many moments each phase has, in order."""
+    return Counter(phase for phase, _, _ in moments)
 
 
 def _stripes(held: np.ndarray, rank: int, ranks: int) -> Iterator[tuple[str, str]]:
