@@ -25,13 +25,11 @@ class LightningCheck(Callback):  # type: ignore[misc] # it may not be installed
         """Judge after the last of the steps."""
         self._first.stepped(trainer.global_step, _log_of(trainer))
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Judge a training that was shorter."""
+    def on_train_end(self, trainer: Any, *_: Any) -> None:
+        """Judge a training that was shorter, or cut short."""
         self._first.end(_log_of(trainer))
 
-    def on_exception(self, trainer: Any, *_: Any) -> None:
-        """Judge a training that was cut short."""
-        self._first.end(_log_of(trainer))
+    on_exception = on_train_end
 
 
 def _log_of(trainer: Any) -> Any:
