@@ -208,14 +208,45 @@ class _Painter:
             top = _draw_name(canvas, lane.name, what, y, mono=True)
             self._lane(lane, _Place.of(lane, top, tall))
             y = top + tall
-        shares, _ = bars(self.ledger, [event.index for event in columns.events])
-        y, had_room = _draw_shares(canvas, columns, shares, y)
-        self.left_out |= not had_room
-        keys = self._keys() + _share_keys(self.ledger, shares)
+        y, share_keys = self._shares(y)
         y, saved_keys = _draw_saved(canvas, columns, y)
-        keys += saved_keys
+        keys = self._keys() + share_keys + saved_keys
         bottom = draw_legend(canvas, keys, self._notes(), y + 12)
         return canvas.finish(bottom + 6)
+
+    def _shares(self, top: float) -> tuple[float, list[Key]]:
+        """Draw bars of shares to one scale, and a dashed line at 1; return where they end, and their legend."""
+        canvas = self.canvas
+        columns = self.columns
+        shown, _ = bars(self.ledger, [event.index for event in columns.events])
+        if not shown:
+            return top, []
+        top = _draw_name(canvas, "shares of the step", "", top)
+        low, high = reach(shown)
+        scale = (_SHARES - 26) / (high - low)
+        zero = top + 18 + high * scale
+        canvas.level(
+            columns.left, columns.end, zero, color=MUTED, linewidth=0.9, zorder=1
+        )
+        had_room = _draw_share_bars(canvas, columns, shown, zero, scale)
+        self.left_out |= not had_room
+        for one in (1, -1) if low < 0 else (1,):
+            y = zero - one * scale
+            # Above bars, and below what is written.
+            canvas.level(
+                columns.left,
+                columns.end,
+                y,
+                linewidth=1.2,
+                dash=(4.44, 1.92),
+                zorder=2.5,
+            )
+            canvas.text(columns.end + 5, y, style.number(one))
+        whole = among(self.ledger) or "the mean of one loss"
+        keys = [Key(f"share 1: {whole}", INK, kind="dashed")]
+        if any(part.unknown for bar in shown for part in bar.segments):
+            keys.append(Key("unknown share", MUTED, 0.0, "xx"))
+        return top + _SHARES, keys
 
     def _lane(self, lane: Lane, place: _Place) -> None:
         canvas = self.canvas
@@ -721,44 +752,6 @@ class _SharePlace(NamedTuple):
     def middle(self) -> float:
         """Where its texts stand."""
         return self.x + self.width / 2
-
-
-def _share_keys(ledger: Ledger, shown: Sequence[ShareBar]) -> list[Key]:
-    """Return the entries of a legend for these bars of shares."""
-    if not shown:
-        return []
-    whole = among(ledger) or "the mean of one loss"
-    keys = [Key(f"share 1: {whole}", INK, kind="dashed")]
-    if any(part.unknown for bar in shown for part in bar.segments):
-        keys.append(Key("unknown share", MUTED, 0.0, "xx"))
-    return keys
-
-
-def _draw_shares(
-    canvas: Canvas, columns: _Columns, shown: Sequence[ShareBar], top: float
-) -> tuple[float, bool]:
-    """Draw bars of shares to one scale, and a dashed line at 1; return where they end, and if all sums had room."""
-    if not shown:
-        return top, True
-    top = _draw_name(canvas, "shares of the step", "", top)
-    low, high = reach(shown)
-    scale = (_SHARES - 26) / (high - low)
-    zero = top + 18 + high * scale
-    canvas.level(columns.left, columns.end, zero, color=MUTED, linewidth=0.9, zorder=1)
-    had_room = _draw_share_bars(canvas, columns, shown, zero, scale)
-    for one in (1, -1) if low < 0 else (1,):
-        y = zero - one * scale
-        # Above bars, and below what is written.
-        canvas.level(
-            columns.left,
-            columns.end,
-            y,
-            linewidth=1.2,
-            dash=(4.44, 1.92),
-            zorder=2.5,
-        )
-        canvas.text(columns.end + 5, y, style.number(one))
-    return top + _SHARES, had_room
 
 
 def _draw_share_bars(
