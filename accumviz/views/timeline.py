@@ -228,8 +228,7 @@ class _Painter:
         canvas.level(
             columns.left, columns.end, zero, color=MUTED, linewidth=0.9, zorder=1
         )
-        had_room = _draw_share_bars(canvas, columns, shown, zero, scale)
-        self.left_out |= not had_room
+        self._share_bars(shown, zero, scale)
         for one in (1, -1) if low < 0 else (1,):
             y = zero - one * scale
             # Above bars, and below what is written.
@@ -247,6 +246,28 @@ class _Painter:
         if any(part.unknown for bar in shown for part in bar.segments):
             keys.append(Key("unknown share", MUTED, 0.0, "xx"))
         return top + _SHARES, keys
+
+    def _share_bars(self, shown: Sequence[ShareBar], zero: float, scale: float) -> None:
+        """Draw the bars of each step beside each other, with their sums."""
+        columns = self.columns
+        positions = {event.index: i for i, event in enumerate(columns.events)}
+        steps = [positions[step] for step in dict.fromkeys(bar.step for bar in shown)]
+        apart = int(np.diff(steps).min(initial=2))
+        whole = min(max(0.8 * columns.width, _SLIMMEST_BAR), _WIDEST_BAR)
+        for step, of_step in itertools.groupby(shown, key=attrgetter("step")):
+            beside = list(of_step)
+            width = whole / len(beside)
+            # A lone bar's sum may be as wide as the way to the next one's.
+            room = width if len(beside) > 1 else apart * columns.width
+            x = columns.middle(positions[step]) - whole / 2
+            for bar in beside:
+                place = _SharePlace(x, width - min(2.0, width / 4), zero, scale)
+                _draw_share_bar(self.canvas, bar, place)
+                if text_width(bar.total, 11, bold=True) <= room - 3:
+                    _write_sum(self.canvas, bar, place)
+                else:
+                    self.left_out = True
+                x += width
 
     def _lane(self, lane: Lane, place: _Place) -> None:
         canvas = self.canvas
@@ -698,8 +719,11 @@ def _draw_saved(
         if math.isnan(size):
             x = columns.left + columns.width * i
             canvas.box(x, top + 14, columns.width, base - top - 14, **_UNMEASURED)
-        else:
-            _write_sizes(canvas, columns, i, top + 6)
+            continue
+        event = columns.events[i]
+        text = f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
+        if text_width(text, 11) <= columns.width - 4:
+            canvas.text(columns.middle(i), top + 6, text, ha="center")
     if np.isnan(sizes).any():
         keys.append(Key("not measured", MUTED, 0, hatch="xx"))
     return top + _STRIP, keys
@@ -729,14 +753,6 @@ def _draw_stairs(
     return keys
 
 
-def _write_sizes(canvas: Canvas, columns: _Columns, i: int, y: float) -> None:
-    """Write the bytes saved before and after a backward, where they have room."""
-    event = columns.events[i]
-    text = f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
-    if text_width(text, 11) <= columns.width - 4:
-        canvas.text(columns.middle(i), y, text, ha="center")
-
-
 # --- shares ---------------------------------------------------------------------------------------
 
 
@@ -752,38 +768,6 @@ class _SharePlace(NamedTuple):
     def middle(self) -> float:
         """Where its texts stand."""
         return self.x + self.width / 2
-
-
-def _draw_share_bars(
-    canvas: Canvas,
-    columns: _Columns,
-    shown: Sequence[ShareBar],
-    zero: float,
-    scale: float,
-) -> bool:
-    """Draw the bars of each step beside each other, with their sums; return if all of these had room."""
-    positions = {event.index: i for i, event in enumerate(columns.events)}
-    steps = [positions[step] for step in dict.fromkeys(bar.step for bar in shown)]
-    apart = int(np.diff(steps).min(initial=2))
-    whole = min(max(0.8 * columns.width, _SLIMMEST_BAR), _WIDEST_BAR)
-    had_room = True
-    for step, of_step in itertools.groupby(shown, key=attrgetter("step")):
-        beside = list(of_step)
-        width = whole / len(beside)
-        # A lone bar's sum may be as wide as the way to the next one's.
-        room = width if len(beside) > 1 else apart * columns.width
-        x = columns.middle(positions[step]) - whole / 2
-        for bar in beside:
-            place = _SharePlace(
-                x,
-                width - min(2.0, width / 4),
-                zero,
-                scale,
-            )
-            _draw_share_bar(canvas, bar, place)
-            had_room &= _write_sum(canvas, bar, place, room)
-            x += width
-    return had_room
 
 
 def _draw_share_bar(canvas: Canvas, bar: ShareBar, place: _SharePlace) -> None:
@@ -808,15 +792,8 @@ def _draw_share_bar(canvas: Canvas, bar: ShareBar, place: _SharePlace) -> None:
             canvas.write_inside(place.middle, free, place.width, part.text, color=ink)
 
 
-def _write_sum(
-    canvas: Canvas,
-    bar: ShareBar,
-    place: _SharePlace,
-    room: float,
-) -> bool:
-    """Write what a bar adds to beyond its end, and return whether that had room."""
-    if text_width(bar.total, 11, bold=True) > room - 3:
-        return False
+def _write_sum(canvas: Canvas, bar: ShareBar, place: _SharePlace) -> None:
+    """Write what a bar adds to beyond its end."""
     y = place.zero - max(bar.ends[1], 0.0) * place.scale - 9
     canvas.text(
         place.middle,
@@ -826,4 +803,3 @@ def _write_sum(
         ha="center",
         ground=True,
     )
-    return True
