@@ -615,13 +615,6 @@ def test_view_writes_the_player_beside_the_file_and_opens_it(
     assert player.to_html() in page.read_text("utf-8")
 
 
-def test_a_rank_writes_a_file_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LIGHT + HEAD + SCRIPTS["plain"])
-    code, _, err = ran(tmp_path, "-m", "accumviz", "run", "train.py", RANK="1", WORLD_SIZE="2")
-    assert code == 0 and "train.rank1.ledger" in err
-    assert av.load(tmp_path / "train.rank1.ledger").meta["rank"] == 1
-
-
 def test_compare_says_how_far_two_files_are_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / "a.ledger", tmp_path / "b.ledger"]
     for file, grad in zip(files, (2.0, 1.0), strict=True):

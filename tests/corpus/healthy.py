@@ -218,12 +218,9 @@ def _an_epoch_left_early(model: nn.Sequential, optimizer: Any) -> None:
         train(model, optimizer, data=itertools.islice(loader(), 10))
 
 
-@healthy
-def _an_evaluation_every_few_steps() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters())
+@healthy_with_adamw
+def _an_evaluation_every_few_steps(model: nn.Sequential, optimizer: Any) -> None:
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    yield model, optimizer
 
     def evaluate(model: nn.Module, i: int) -> None:
         if i % 6 == 5:
@@ -315,11 +312,8 @@ def _layers_frozen_and_thawed_in_the_middle() -> Iterator[tuple[Any, ...]]:
             optimizer.zero_grad()
 
 
-@healthy
-def _a_search_for_the_learning_rate() -> Iterator[tuple[Any, ...]]:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    yield model, optimizer
+@healthy_with_adamw
+def _a_search_for_the_learning_rate(model: nn.Sequential, optimizer: Any) -> None:
     before = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
     for x, y in loader(20):
         optimizer.param_groups[0]["lr"] *= 2
