@@ -344,10 +344,9 @@ def divided(event: Event, by: str) -> str:
     if not divisible or code.count(label) != 1:
         return ""
     before, after = event.source.split(label, 1)
-    enclosed = before.endswith("(") and after.startswith(")")
     is_plain = re.fullmatch(rf"{_NAME}(\(.*\))?", label) is not None
     quotient = f"{label} / {by}" if is_plain else f"({label}) / {by}"
-    if not enclosed and after.startswith("."):
+    if after.startswith("."):
         quotient = f"({quotient})"
     return replaced(event, f"{before}{quotient}{after}")
 
@@ -382,7 +381,4 @@ def zeroing(step: Event) -> str:
 
 def knows(event: Event, step: Event) -> bool:
     """Return whether a line has the names of a step's line: it is in the same call, or in one that the step makes."""
-    around = event.frames[1:]
-    if around in (step.frames[1:], step.frames[:3]):
-        return True
-    return "self." in event.source and "self." in step.source
+    return event.frames[1:] in (step.frames[1:], step.frames[:3])
