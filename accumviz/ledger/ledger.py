@@ -460,23 +460,22 @@ def _built(
     state = np.zeros(shape, np.uint8)
     contribution = np.zeros(shape)
     grad = np.zeros(shape)
-    added = _elements(rows, parameters, "contribution")
-    left = _elements(rows, parameters, "grad")
-    end = 0
+    parts = {field: [np.zeros((len(rows), 0))] for field in _BY_NAME}
     for p, parameter in enumerate(parameters):
-        start, end = end, end + parameter.numel
-        came = added[:, start:end]
-        held = left[:, start:end]
+        came, held, weights = (_elements(rows, parameter, f) for f in _BY_NAME)
+        parts["contribution"].append(came)
+        parts["grad"].append(held)
+        parts["weights"].append(weights)
         contribution[:, p] = np.linalg.norm(came, axis=1)
         grad[:, p] = np.linalg.norm(held, axis=1)
         before = np.concatenate([held[:1], held])
         for e, row in enumerate(rows):
             state[e, p] = _state(row, parameter.name, before[e], held[e])
+    added, left, weights = (np.concatenate(part, axis=1) for part in parts.values())
     have_weights = [bool(row.get("weights")) for row in rows]
     weighed = np.flatnonzero(have_weights)
-    weights = _elements(rows, parameters, "weights")[weighed]
     kept = tuple(range(len(parameters)))
-    elements = Elements(kept, added, left, weighed, weights)
+    elements = Elements(kept, added, left, weighed, weights[weighed])
     return kind(parameters, events, contribution, grad, state, elements, **about)
 
 
@@ -490,20 +489,14 @@ def _event(e: int, row: dict[str, Any], names: list[str]) -> Event:
     return Event(e, **fields)
 
 
-def _elements(
-    rows: list[dict[str, Any]], parameters: list[Parameter], field: str
-) -> ndarray:
-    """Return the elements that rows have of all parameters; one number stands for all of a parameter."""
-    count = len(rows)
-    columns = [np.zeros((count, 0))]
-    for parameter in parameters:
-        column = np.full((count, parameter.numel), np.nan)
-        for e, row in enumerate(rows):
-            of_row = row.get(field, {})
-            if parameter.name in of_row:
-                column[e] = np.ravel(of_row[parameter.name])
-        columns.append(column)
-    return np.concatenate(columns, axis=1)
+def _elements(rows: list[dict[str, Any]], parameter: Parameter, field: str) -> ndarray:
+    """Return the elements that rows have of a parameter; one number stands for all of them."""
+    elements = np.full((len(rows), parameter.numel), np.nan)
+    for e, row in enumerate(rows):
+        of_row = row.get(field, {})
+        if parameter.name in of_row:
+            elements[e] = np.ravel(of_row[parameter.name])
+    return elements
 
 
 def _state(row: dict[str, Any], name: str, before: ndarray, after: ndarray) -> int:
