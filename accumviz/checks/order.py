@@ -420,12 +420,10 @@ def _ends_early(optimizer: OptimizerHistory) -> str:
 
 def _runs_ahead(optimizer: OptimizerHistory) -> str:
     """Say in how many skipped steps a scheduler stepped nevertheless; a scaler that begins too high skips a few."""
-    skipped, schedules = optimizer.skipped, _schedules(optimizer)
-    ends = np.append(np.union1d(optimizer.steps, skipped), len(optimizer.events))
-    ahead = 0
-    for event in skipped.tolist():
-        following = int(ends[ends.searchsorted(event) + 1])
-        ahead += bool(between(schedules, event, following))
+    attempts = np.union1d(optimizer.steps, optimizer.skipped)
+    places = attempts.searchsorted(_schedules(optimizer))
+    last = attempts[places[places > 0] - 1]
+    ahead = np.isin(optimizer.skipped, last).sum()
     if ahead <= _AGAIN:
         return ""
     return f"a schedule that goes on in {ahead} steps which the scaler skipped is meant"

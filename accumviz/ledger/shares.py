@@ -21,7 +21,6 @@ from accumviz.ledger.events import Details, Events, listed
 from accumviz.ledger.flow import (
     BY_HAND,
     DIFFERENT,
-    HALF,
     SAME,
     SAME_IN_HALF,
     UNREAD,
@@ -403,13 +402,12 @@ def _combined(flow: Flow, rows: _Readings, reached: ndarray) -> _Readings:
     # Where an earlier step read it and it was erased since, there is no row.
     many = np.add.reduceat(used.astype(int), starts)
     reason = np.maximum.reduceat(rows.reason, starts)
-    in_half = any(parameter.dtype in HALF for parameter in flow.ledger.parameters)
     with np.errstate(invalid="ignore"):
         spread = np.maximum.reduceat(highest, starts)
         spread = spread - np.minimum.reduceat(lowest, starts)
     rows = rows.at(starts)
     some = many > 0
-    differ = some & (spread > (SAME_IN_HALF if in_half else SAME))
+    differ = some & (spread > SAME_IN_HALF)
     partly = some & (many < reached[rows.backward])
     # The rows are in the order of their steps.
     _, first = np.unique(rows.backward, return_index=True)
