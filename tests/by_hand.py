@@ -60,7 +60,6 @@ class Play:
         *terms: dict[str, Any],
         into: tuple[str, ...] | None = None,
         label: str = "loss",
-        values: float | None = None,
         line: int | None = None,
         within: str = "",
         numbers: tuple[float, float] | None = None,
@@ -69,10 +68,9 @@ class Play:
         into = tuple(self.owners) if into is None else into
         contribution = {}
         for name in into:
-            size = 3 if name != "one" else 1
-            added = self.rng.normal(size=size) if values is None else np.full(size, values)
-            contribution[name] = (added * self.amp).tolist()
-            self.grad[name] = self.grad.get(name, np.zeros(size)) + added * self.amp
+            added = self.rng.normal(size=3) * self.amp
+            contribution[name] = added.tolist()
+            self.grad[name] = self.grad.get(name, 0.0) + added
             self.weights[name][len(self.rows)] = self.amp
         if self.amp != 1:
             details["amp_scale"] = self.amp
@@ -85,40 +83,32 @@ class Play:
         said = {"label": label, "source": source, "within": within, "contribution": contribution, "details": details}
         return self._put("backward", line, **said, **saved)
 
-    def _scale(self, by: float, names: tuple[str, ...] | None = None) -> None:
-        for name in names or tuple(self.grad):
-            if name in self.grad:
-                self.grad[name] = self.grad[name] * by
-                self.weights[name] = {b: weight * by for b, weight in self.weights[name].items()}
-
-    def clip(self, most: float = 1.0, names: tuple[str, ...] | None = None, **fields: Any) -> int:
-        there = [self.grad[name] for name in names or self.grad if name in self.grad]
-        total = math.sqrt(sum(float((g**2).sum()) for g in there))
-        self._scale(min(1.0, most / (total + 1e-6)), names)
+    def _scale(self, by: float, kind: str, names: Iterable[str] = (), **fields: Any) -> int:
+        """An event that multiplies what is in the `.grad` of these parameters, or of all."""
         touched = [name for name in names or self.grad if name in self.grad]
-        at = self._put("clip", details={"by": "norm", "max_norm": most, "total_norm": total}, **fields)
+        for name in touched:
+            self.grad[name] = self.grad[name] * by
+            self.weights[name] = {b: weight * by for b, weight in self.weights[name].items()}
+        at = self._put(kind, **fields)
         self.touched(at, touched)
         return at
 
-    def edit(self, by: float, names: tuple[str, ...] | None = None) -> int:
-        self._scale(by, names)
-        at = self._put("edit")
-        self.touched(at, list(names or self.grad))
-        return at
+    def clip(self, most: float = 1.0) -> int:
+        total = math.sqrt(sum(float((g**2).sum()) for g in self.grad.values()))
+        details = {"by": "norm", "max_norm": most, "total_norm": total}
+        return self._scale(min(1.0, most / (total + 1e-6)), "clip", details=details)
+
+    def edit(self, by: float, names: tuple[str, ...] = ()) -> int:
+        return self._scale(by, "edit", names)
 
     def unscale(self, optimizer: int = 0) -> int:
-        names = tuple(name for name, owner in self.owners.items() if owner == optimizer)
-        self._scale(1 / self.amp, names)
-        at = self._put("unscale", details={"amp_scale": self.amp})
-        self.touched(at, [name for name in names if name in self.grad])
-        return at
+        names = [name for name, owner in self.owners.items() if owner == optimizer]
+        return self._scale(1 / self.amp, "unscale", names, details={"amp_scale": self.amp})
 
-    def sync(self, ranks: int = 2, names: tuple[str, ...] | None = None) -> int:
+    def sync(self, ranks: int = 2) -> int:
         """An average over ranks of which the others have nothing: each live weight once by 1/ranks."""
-        self._scale(1 / ranks, names)
-        at = self._put("sync", within="backward", details={"op": "all-reduce", "bytes": 12, "ranks": ranks})
-        self.touched(at, list(names or self.grad))
-        return at
+        details = {"op": "all-reduce", "bytes": 12, "ranks": ranks}
+        return self._scale(1 / ranks, "sync", within="backward", details=details)
 
     def touched(self, event: int, names: list[str]) -> None:
         """Say that the event changed these parameters' `.grad`."""
@@ -131,17 +121,14 @@ class Play:
             self.steps[at] = {b: weight for name in names for b, weight in self.weights[name].items()}
         details = {"optimizer": "SGD", "optimizer_index": optimizer, "lr": [0.1]}
         details |= {"skipped": True} if skipped else {}
-        return self._put("step", details=details | fields.pop("details", {}), **fields)
+        return self._put("step", details=details, **fields)
 
-    def zero(self, optimizer: int | None = None, *, to_none: bool = True, **fields: Any) -> int:
+    def zero(self, optimizer: int | None = None, **fields: Any) -> int:
         for name, owner in self.owners.items():
             if optimizer is None or owner == optimizer:
                 self.weights[name] = {}
-                if to_none:
-                    self.grad.pop(name, None)
-                elif name in self.grad:
-                    self.grad[name] = np.zeros_like(self.grad[name])
-        return self._put("zero_grad", details={"set_to_none": to_none}, **fields)
+                self.grad.pop(name, None)
+        return self._put("zero_grad", details={"set_to_none": True}, **fields)
 
     def each(self, windows: Iterable[T]) -> Iterator[T]:
         """Go through windows, each of which ends with a step and a zeroing."""
@@ -150,12 +137,12 @@ class Play:
             self.step()
             self.zero()
 
-    def schedule(self, optimizer: int = 0, **fields: Any) -> int:
-        about = {"scheduler": "StepLR", "optimizer": "SGD", "optimizer_index": optimizer, "lr": [0.05]}
+    def schedule(self, **fields: Any) -> int:
+        about = {"scheduler": "StepLR", "optimizer": "SGD", "optimizer_index": 0, "lr": [0.05]}
         return self._put("schedule", label="StepLR", details=about, **fields)
 
-    def loader(self, what: str, number: int = 0) -> int:
-        about = {"what": what, "loader": number, "batches": 4, "length": 4, "drop_last": False}
+    def loader(self, what: str) -> int:
+        about = {"what": what, "loader": 0, "batches": 4, "length": 4, "drop_last": False}
         return self._put("loader", details=about)
 
     @property
@@ -164,7 +151,7 @@ class Play:
         parameters = [
             Parameter(
                 name,
-                (1,) if name == "one" else (3,),
+                (3,),
                 dtype=self.dtypes.get(name, "float32"),
                 optimizers=() if owner is None else owner if isinstance(owner, tuple) else (owner,),
                 rank=self.rank,
@@ -229,7 +216,7 @@ def played(
         "Z": lambda: play.zero(within="step"),
         "b": lambda: play.backward(term(8, 0.5), within="step"),
         "c": lambda: play.clip(clip),
-        "e": lambda *names: play.edit(0.5, names or None),
+        "e": lambda *names: play.edit(0.5, names),
         "u": play.unscale,
         "l": play.schedule,
         "+": lambda: setattr(play, "amp", play.amp * 2),

@@ -13,12 +13,7 @@ from torch import nn
 
 import accumviz as av
 from tests.conftest import ROOT
-
-
-def made() -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(0)
-    model = nn.Linear(3, 1)
-    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+from tests.corpus.common import sgd
 
 
 def train(
@@ -31,14 +26,14 @@ def train(
     flush: bool = False,
 ) -> None:
     for i in range(batches):
-        (model(torch.randn(2, 3)).square().mean() / by(i)).backward()
+        (model(torch.randn(2, 8)).square().mean() / by(i)).backward()
         if (i + 1) % k == 0 or (flush and i + 1 == batches):
             optimizer.step()
             optimizer.zero_grad()
 
 
 def test_a_loop_that_does_what_is_expected_passes() -> None:
-    model, optimizer = made()
+    model, optimizer = sgd()
     with av.expect(model, optimizer, accumulates=4, complete=True, steps=2) as expected:
         train(model, optimizer)
     assert expected.report.healthy
@@ -60,7 +55,7 @@ def test_a_loop_that_does_what_is_expected_passes() -> None:
     ],
 )
 def test_what_is_not_as_expected_fails_with_the_report(wanted: Any, loop: Any, said: str) -> None:
-    model, optimizer = made()
+    model, optimizer = sgd()
     with pytest.raises(AssertionError) as failed, av.expect(model, optimizer, **wanted):
         train(model, optimizer, **loop)
     assert said in str(failed.value)
@@ -69,17 +64,17 @@ def test_what_is_not_as_expected_fails_with_the_report(wanted: Any, loop: Any, s
 
 @pytest.mark.parametrize("by", [3, 1])
 def test_a_constant_inside_a_mean_is_the_losses_own(by: int) -> None:
-    model, optimizer = made()
+    model, optimizer = sgd()
     wrong = pytest.raises(AssertionError, match="the shares of the step at event 3")
     with nullcontext() if by == 3 else wrong, av.expect(model, optimizer, complete=True):
         for _ in range(3):
-            (-(0.5 * model(torch.randn(2, 3)).square()).mean() / by).backward()
+            (-(0.5 * model(torch.randn(2, 8)).square()).mean() / by).backward()
         optimizer.step()
 
 
 def test_a_short_last_window_is_no_wrong_length() -> None:
-    model, optimizer = made()
-    data = torch.utils.data.DataLoader(torch.randn(12, 3), batch_size=2)
+    model, optimizer = sgd()
+    data = torch.utils.data.DataLoader(torch.randn(12, 8), batch_size=2)
     with av.expect(model, optimizer, accumulates=4, complete=True):
         for _ in range(2):
             for i, x in enumerate(data):
@@ -96,7 +91,7 @@ def test_a_short_last_window_is_no_wrong_length() -> None:
 
 
 def test_nothing_expected_is_what_check_finds_alone() -> None:
-    model, optimizer = made()
+    model, optimizer = sgd()
     with av.expect(model, optimizer):
         train(model, optimizer, by=lambda i: 1.0)  # a warning, and no error
     with pytest.raises(AssertionError, match="loss-not-divided"), av.expect(model, optimizer, fail_on="warning"):
@@ -109,15 +104,15 @@ def test_nothing_expected_is_what_check_finds_alone() -> None:
 
 
 def test_no_verdict_fails_with_its_reason() -> None:
-    model, optimizer = made()
+    model, optimizer = sgd()
     with pytest.raises(AssertionError, match="no verdict: nothing was recorded"), av.expect(model, optimizer):
         pass
     with pytest.raises(AssertionError, match="no optimizer stepped"), av.expect(model, optimizer):
-        model(torch.randn(2, 3)).sum().backward()
+        model(torch.randn(2, 8)).sum().backward()
 
 
 def test_an_exception_of_the_block_passes_through_unchanged() -> None:
-    model, optimizer = made()
+    model, optimizer = sgd()
     error = KeyError("mine")
     with pytest.raises(KeyError) as raised, av.expect(model, optimizer, accumulates=99):
         train(model, optimizer)
@@ -136,7 +131,7 @@ def test_an_exception_of_the_block_passes_through_unchanged() -> None:
     ],
 )
 def test_a_strange_expectation_is_refused_in_words(wanted: Any, error: type[Exception], said: str) -> None:
-    model, _ = made()
+    model, _ = sgd()
     with pytest.raises(error) as refused:
         av.expect(model, **wanted)
     assert said in str(refused.value)
