@@ -59,16 +59,19 @@ def watch(windows: Windows, site: Path) -> Iterator[Callable[..., Watched]]:
 
 
 @pytest.fixture
-def visit(watch: Callable[..., Watched], address: Callable[[str, str], str]) -> Callable[..., Any]:
-    """Open a page of the book, as a file unless from the server, and wait until something that it has is there."""
+def visit(watch: Callable[..., Watched], address: Callable[[str, str], str]) -> Iterator[Callable[..., Any]]:
+    """Open pages of the book, as files or from the server, until something that they have is there; none complains."""
+    visited: list[Watched] = []
 
     def open_page(
         page_name: str, scheme: str = "file", query: str = "", wait: str = "h1", height: int = 900, **options: Any
     ) -> Any:
-        page = watch(**options).page
+        visited.append(watch(**options))
+        page = visited[-1].page
         page.set_viewport_size(page.viewport_size | {"height": height})
         page.goto(address(page_name, scheme) + query)
         page.locator(wait).first.wait_for()
         return page
 
-    return open_page
+    yield open_page
+    assert [[*one.complaints, *one.foreign] for one in visited] == [[] for _ in visited]

@@ -1,10 +1,9 @@
 """The pictures that people judge by: each widget in each state, none too tall; and README's, never stale."""
 
 import json
-from pathlib import Path
+from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Browser
 
 from tests.book import screenshots
 from tests.conftest import ROOT
@@ -19,15 +18,10 @@ def test_the_picture_in_the_readme_is_small_and_plays(mode: str) -> None:
         assert picture.n_frames == len(screenshots.PLAYED)  # type: ignore[attr-defined]
 
 
-def test_the_picture_in_the_readme_shows_the_recording_of_the_front_page(
-    mode: str, browser: Browser, site: Path
-) -> None:
+def test_the_picture_in_the_readme_shows_the_recording_of_the_front_page(mode: str, visit: Any) -> None:
     with Image.open(ROOT / "assets" / f"opening-{mode}.webp") as picture:
         kept = json.loads(picture.info["xmp"])
-    page = browser.new_page(viewport={"width": 1280, "height": 1300})
-    page.goto((site / "index.html").as_uri())
-    page.locator(".av-hero").wait_for()
+    page = visit("index.html", wait=".av-hero", height=1300)
     screenshots.show(page, *screenshots.PLAYED[-1][:2])
     now = screenshots.told(page)
-    page.close()
     assert now == kept, "the front page's figure is another one now: run `make screenshots`, and commit assets/"

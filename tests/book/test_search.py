@@ -88,3 +88,15 @@ def test_search_leads_from_what_one_sees_to_its_symptom(visit: Any) -> None:
     hrefs = "all => all.slice(0, 3).map(one => one.href)"
     leads = {row: found(page, row.replace("`", "").strip()).evaluate_all(hrefs) for row in rows}
     assert {row: links for row, links in leads.items() if "symptoms.html" not in " ".join(links)} == {}
+
+
+def test_a_search_finds_an_error_message_says_which_word_is_nowhere_and_takes_markup_as_text(visit: Any) -> None:
+    page = visit("search.html")
+    told, message = page.locator("#search-count"), "Trying to backward through the graph a second"
+    for words, says in ((f"{message} time", "with “Trying"), (f"{message} thyme", "No section has all of")):
+        assert "A second backward" in " ".join(found(page, words).all_inner_texts()[:2])
+        assert says in told.inner_text()
+    page.goto(page.url.partition("?")[0] + "?q=%3Cimg%20src%3Dx%3E(")
+    page.wait_for_function("document.getElementById('search-count').textContent")
+    assert "<img src=x>(" in told.inner_text()
+    assert page.locator("article img").count() == 0

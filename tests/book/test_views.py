@@ -67,10 +67,8 @@ def test_a_transport_stays_in_sight_while_more_panes_are_read(width: int, visit:
     explorer.get_by_role("button", name="previous event").click(trial=True)
 
 
-def test_a_figure_is_enlarged_and_comes_back(watch: Any, address: Any) -> None:
-    watched = watch()
-    page = watched.page
-    page.goto(address("chapters/04_shares.html", "file"))
+def test_a_figure_is_enlarged_and_comes_back(visit: Any) -> None:
+    page = visit("chapters/04_shares.html")
     figure = page.locator("#fig-eight")
     drawing = figure.locator("svg").first
 
@@ -85,4 +83,3 @@ def test_a_figure_is_enlarged_and_comes_back(watch: Any, address: Any) -> None:
     button.click()
     page.wait_for_function("document.fullscreenElement === null")
     assert width() == before
-    assert watched.complaints == watched.foreign == []

@@ -50,11 +50,6 @@ def checkpointed(reentrant: bool) -> torch.Tensor:
     return checkpoint(model, x * 2, use_reentrant=reentrant).sum()
 
 
-def tied() -> torch.Tensor:
-    layer = nn.Linear(4, 4)
-    return layer(torch.relu(layer(torch.randn(2, 4)))).sum() + layer.weight.sum()
-
-
 def views() -> torch.Tensor:
     w = torch.randn(4, 4, requires_grad=True)
     y = w * 2
@@ -87,7 +82,6 @@ ZOO: dict[str, Callable[[], Any]] = {
     "gan": gan,
     "checkpoint reentrant": lambda: checkpointed(True),
     "checkpoint non-reentrant": lambda: checkpointed(False),
-    "tied": tied,
     "views": views,
     "custom": custom,
 }
