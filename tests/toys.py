@@ -19,6 +19,16 @@ def backward(contribution: float, grad: float, **more: Any) -> dict[str, Any]:
     return {"kind": "backward", "label": "loss", "contribution": {"w": contribution}, "grad": {"w": grad}} | more
 
 
+def synced(total: float, op: str = "all-reduce") -> dict[str, Any]:
+    """What is in the `.grad` of `w` after ranks have averaged it."""
+    return {"kind": "sync", "within": "backward", "details": {"op": op, "bytes": 4, "ranks": 2}, "grad": {"w": total}}
+
+
+def ranks(*rows: list[dict[str, Any]]) -> Ledger:
+    """The ledger of so many ranks, from what happened on each."""
+    return Ledger.merge([Ledger.build([W], own, meta={"rank": rank}) for rank, own in enumerate(rows)])
+
+
 def _saving(saved: float, **more: Any) -> dict[str, Any]:
     return {"file": "a.py", "line": 3, "saved_before": saved, "saved_after": 0.0} | more
 

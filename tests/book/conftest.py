@@ -12,6 +12,13 @@ from tests.conftest import ROOT
 from tests.windows import Watched, Windows
 
 SITE = ROOT / "_build" / "html"
+# What the file of a chapter begins with.
+HEAD = """---
+jupytext:
+  text_representation: {extension: .md, format_name: myst}
+kernelspec: {display_name: Python 3, language: python, name: python3}
+---
+"""
 CHAPTERS = sorted((ROOT / "chapters").glob("*.md"))
 
 

@@ -12,14 +12,8 @@ from jupyter_cache import executors, get_cache
 from sphinx.errors import ExtensionError
 from wherebook import mathml, outputs, pages
 
-ROOT = Path(__file__).resolve().parents[2]
-
-KERNEL = """---
-jupytext:
-  text_representation: {extension: .md, format_name: myst}
-kernelspec: {display_name: Python 3, language: python, name: python3}
----
-"""
+from tests.book.conftest import HEAD
+from tests.conftest import ROOT
 
 
 @pytest.fixture
@@ -74,7 +68,7 @@ def test_cells_run_side_by_side_before_sphinx_but_those_that_measure_time(
     (make_book.ROOT / "_config.yml").write_text("execute: {timeout: 60}\n")
     cells = {"01_graphs": "1 + 1", "02_zero_grad": "2 + 2", "03_accumulation": "import time; time.perf_counter()"}
     for name, code in cells.items():
-        (make_book.ROOT / "chapters" / f"{name}.md").write_text(f"{KERNEL}\n# A\n\n```{{code-cell}}\n{code}\n```\n")
+        (make_book.ROOT / "chapters" / f"{name}.md").write_text(f"{HEAD}\n# A\n\n```{{code-cell}}\n{code}\n```\n")
     asked, load = [], executors.load_executor
 
     def one_by_one(name: str, cache: object, logger: object) -> object:
@@ -139,8 +133,8 @@ def test_a_chapter_alone_is_executed_and_told_where_it_is_and_the_book_stays(
     cells = (
         "(sec-own)=\n## Own\n\n[There](#sec-elsewhere), {numref}`fig-elsewhere`.\n\n```{code-cell}\nprint(6 * 7)\n```\n"
     )
-    (folder / "chapters" / "01_graphs.md").write_text(f"{KERNEL}# Graphs\n\n{cells}")
-    (folder / "chapters" / "02_other.md").write_text(f"{KERNEL}# Other\n\n```{{code-cell}}\n1 / 0\n```\n")
+    (folder / "chapters" / "01_graphs.md").write_text(f"{HEAD}# Graphs\n\n{cells}")
+    (folder / "chapters" / "02_other.md").write_text(f"{HEAD}# Other\n\n```{{code-cell}}\n1 / 0\n```\n")
     (folder / "glossary.md").write_text("# Words\n")
     assert make_book.main("1") == 0
     said, page = capfd.readouterr(), folder / "_build/chapter/_build/html/chapters/01_graphs.html"

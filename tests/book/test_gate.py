@@ -13,17 +13,12 @@ from wherebook import at, gate, search
 
 from accumviz.book.explore import explore
 from accumviz.book.predict import predict
-from accumviz.ledger.ledger import Ledger, Parameter
+from accumviz.ledger.ledger import Ledger
 from accumviz.views.player import play
+from tests.toys import W, backward
 from tests.windows import Watched
 
-LEDGER = Ledger.build(
-    [Parameter("w", (1,), optimizers=(0,))],
-    [
-        {"kind": "backward", "label": "loss", "contribution": {"w": -16}, "grad": {"w": -16}},
-        {"kind": "backward", "label": "loss", "contribution": {"w": -4}, "grad": {"w": -20}},
-    ],
-)
+LEDGER = Ledger.build([W], [backward(-16, -16), backward(-4, -20)])
 QUESTION = predict("What is `w.grad`?", -20, because={-4: "It adds."}).to_html()
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>A page</title><body>{}</body></html>"""
 

@@ -17,18 +17,14 @@ from sphinx.errors import ConfigError
 from wherebook import launch
 
 from tests.book import looks
+from tests.book.conftest import HEAD
 
 ROOT = Path(__file__).resolve().parents[2]
 
-PAGE = """---
-jupytext:
-  text_representation: {extension: .md, format_name: myst}
-kernelspec: {display_name: Python 3, language: python, name: python3}
----
-
+PAGE = f"""{HEAD}
 # A page with a cell
 
-```{code-cell}
+```{{code-cell}}
 1 + 1
 ```
 """

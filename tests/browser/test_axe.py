@@ -13,7 +13,7 @@ from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger, Parameter
 from accumviz.views.player import play
 from tests.book import looks
-from tests.toys import run
+from tests.toys import W, backward, run, window
 
 NAMES = [f"layers.{p // 4}.{p % 4}.weight" for p in range(24)]
 ROWS = [
@@ -21,14 +21,8 @@ ROWS = [
     {"kind": "step", "file": "a.py", "line": 2, "source": "step()"},
 ]
 MANY = Ledger.build([Parameter(name, (3, 3), optimizers=(0,)) for name in NAMES], ROWS, sources={"a.py": "a\nb\n"})
-ONE = Ledger.build([Parameter("w", (1,))], [{"kind": "backward", "contribution": {"w": -2}, "grad": {"w": -2}}])
-MOVED = Ledger.build(
-    [Parameter("w", (1,))],
-    [
-        {"kind": "backward", "contribution": {"w": -2}, "grad": {"w": -2}, "weights": {"w": 1.0}},
-        {"kind": "step", "grad": {"w": -2}, "weights": {"w": 1.2}},
-    ],
-)
+ONE = Ledger.build([W], [backward(-2, -2)])
+MOVED = window([-2.0], after=1.2)
 GRAPH = Graph((Node(0, "PowBackward0", "loss"), Node(1, "AccumulateGrad", "w")), (Edge(0, 1),), (0,))
 PLAYERS: dict[str, Any] = {
     "with a graph": play(ONE, {0: GRAPH}),

@@ -1,6 +1,5 @@
 """What eyes found in the pictures of widgets: faults that a browser can measure, panes that fill their row, folds."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from accumviz.book.explore import explore
 from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger
 from accumviz.views.player import play
+from tests.browser.conftest import written
 from tests.browser.frames import drawn, opened
 from tests.browser.test_shares import term
 from tests.toys import CODE, ROWS, W, chain, run, toy
@@ -71,13 +71,9 @@ def test_a_finger_has_room_to_scrub_on_a_phone(shown: Any) -> None:
             assert button["y"] < slider["y"] + slider["height"] / 2 < button["y"] + button["height"]
 
 
-def experiment(k: int, graphs: bool = False, way: str = "") -> Any:
-    """A loop that is indented twice; one choice raises."""
-    if k == 3:
-        raise ValueError("three")
-    rows = [{**ROWS[0], "line": 3}, {**ROWS[1], "line": 3}, *ROWS[2:]][:k]
-    ledger = Ledger.build([W], rows, sources={"a.py": CODE})
-    return run(ledger, {e.index: chain() for e in ledger.of("backward")}) if graphs else ledger
+def experiment(k: int) -> Any:
+    ledger = Ledger.build([W], ROWS[:k], sources={"a.py": CODE})
+    return run(ledger, {e.index: chain() for e in ledger.of("backward")})
 
 
 def weighed(rows: list[dict[str, Any]], *, to: float = 1.2) -> list[dict[str, Any]]:
@@ -93,7 +89,7 @@ def test_panes_fill_their_row_whichever_of_them_there_are(show: Any) -> None:
         play(Ledger.build([W], bare), {0: chain()}),
         play(Ledger.build([W], weighed(bare), sources={"a.py": CODE})),
         play(Ledger.build([W], weighed(full), sources={"a.py": CODE}), {0: chain()}),
-        explore(experiment, k=[2, 4], graphs=[True], against={"k": 4}),
+        explore(experiment, k=[2, 4], against={"k": 4}),
     ]
     for width in (1280, 900, 375):
         for n, view in enumerate(views):
@@ -110,23 +106,6 @@ def test_panes_fill_their_row_whichever_of_them_there_are(show: Any) -> None:
 BOXES = "els => els.map(el => el.getBoundingClientRect().toJSON())"
 
 
-@pytest.fixture
-def folded(new_page: Any, tmp_path: Path) -> Callable[..., Any]:
-    """A page whose one view, `shut` or not, is in a fold."""
-
-    def open_page(view: Any, shut: bool = False, **options: Any) -> Any:
-        page, path = new_page(**options), tmp_path / "page.html"
-        view.save(path)
-        text = path.read_text("utf-8").replace("<body>", f"<body><div id='fold'{' hidden' * shut}>")
-        path.write_text(text.replace("</body>", "</div></body>"), "utf-8")
-        page.goto(path.as_uri())
-        page.locator(".av-frame").first.wait_for(state="attached")
-        drawn(page)
-        return page
-
-    return open_page
-
-
 def lengthy() -> Ledger:
     """A step on the last of forty lines."""
     rows = [{**ROWS[0], "line": 2}, {**ROWS[2], "line": 40}]
@@ -134,9 +113,13 @@ def lengthy() -> Ledger:
 
 
 @pytest.mark.parametrize("against", [None, {"k": 2}], ids=["one run", "compared"])
-def test_the_line_of_an_event_is_seen_where_a_fold_opens(folded: Any, against: Any) -> None:
+def test_the_line_of_an_event_is_seen_where_a_fold_opens(new_page: Any, tmp_path: Path, against: Any) -> None:
     """In a closed prediction code had no room to scroll in, and stood at its top when that opened."""
-    page = folded(explore(lambda k: lengthy(), k=[1, 2], against=against), shut=True, width=375)
+    page, path = new_page(width=375), tmp_path / "page.html"
+    address = written(path, explore(lambda k: lengthy(), k=[1, 2], against=against))
+    path.write_text(path.read_text("utf-8").replace("<main>", "<main id='fold' hidden>"), "utf-8")
+    page.goto(address)
+    drawn(page)
     page.evaluate("document.getElementById('fold').hidden = false")
     drawn(page)
     here = page.evaluate("scrollY")

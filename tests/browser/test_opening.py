@@ -17,15 +17,7 @@ from tests.conftest import ROOT
 from tests.contrast import CONTRAST
 from tests.toys import CODE, ROWS, W, chain, window
 
-WALKED = Ledger.build(
-    [W],
-    [
-        ROWS[0] | {"weights": {"w": 1.0}},
-        ROWS[1],
-        *({**row, "weights": {"w": 1.2}} if row["kind"] == "step" else row for row in ROWS[2:]),
-    ],
-    sources={"a.py": CODE},
-)
+WALKED = window([-16.0, -4.0], after=1.2, zero=5)
 GRAPHS = {0: chain(-16.0), 1: chain(-4.0)}
 
 

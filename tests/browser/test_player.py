@@ -15,7 +15,7 @@ from accumviz.views import payload, words
 from accumviz.views.player import Player, play
 from tests.browser.frames import drag, drawn, middle, opened
 from tests.by_hand import windows
-from tests.toys import EVIL, ROWS, W, backward, chain, hostile, large, segments, toy, window
+from tests.toys import EVIL, ROWS, W, backward, chain, hostile, large, segments, synced, toy, window
 
 TOY = toy()
 GRAPHS = {0: chain(-16.0), 1: chain(-4.0)}
@@ -349,10 +349,6 @@ def test_page_and_python_tell_every_event_alike(show: Any) -> None:
             played.go("next event")
 
 
-def averaged(total: float) -> dict[str, Any]:
-    return {"kind": "sync", "within": "backward", "details": {"op": "all-reduce", "ranks": 2}, "grad": {"w": total}}
-
-
 @pytest.mark.parametrize("ranks", [False, True])
 def test_parts_and_total_of_a_bar_are_those_of_the_timeline_drawn_to_one_scale(show: Any, ranks: bool) -> None:
     """At every event, whatever became of a part: as long as it is much, and all of it as long as `.grad` says."""
@@ -365,7 +361,7 @@ def test_parts_and_total_of_a_bar_are_those_of_the_timeline_drawn_to_one_scale(s
         {"kind": "clip", "grad": {"w": 4.5}},
     ]
     if ranks:  # what this one added is halved once, however often the sum is averaged
-        rows = [backward(-32, -32), averaged(-20), backward(-4, -24), averaged(-23)]
+        rows = [backward(-32, -32), synced(-20), backward(-4, -24), synced(-23)]
     ledger = Ledger.build([W], rows)
     played = show(play(ledger), reduced_motion="reduce")
     wide = "one => one.getBoundingClientRect().width"

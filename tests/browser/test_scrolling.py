@@ -1,7 +1,6 @@
 """A reader scrolls past players and explorers: no pane keeps the wheel or the finger to itself."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,25 +11,17 @@ from accumviz.views.player import Player, play
 from tests.browser.frames import drawn, middle, opened, still
 from tests.toys import chain, large, toy
 
-TALL = "<div style='height: 3000px'></div>"
-FRAME = ".av-player .av-frame"
 PLACES = (".av-say", ".av-in-code .av-win", ".av-in-graph .av-win", ".av-in-grad .av-win", ".av-in-time .av-plot")
 SCROLLING = [place for place in PLACES if "win" in place]
 
 
 @pytest.fixture
-def between(new_page: Any, tmp_path: Path) -> Callable[..., Any]:
+def between(show: Any) -> Callable[..., Any]:
     """Open a page on which a view has far more page above and below it than a screen holds."""
 
-    def open_page(shown: Any, wait: str = FRAME, **options: Any) -> Any:
-        path = tmp_path / "page.html"
-        shown.save(path)
-        text = path.read_text("utf-8").replace("<main>", f"<main>{TALL}").replace("</main>", f"{TALL}</main>")
-        path.write_text(text, "utf-8")
-        page = new_page(**options)
-        page.goto(path.as_uri())
-        page.locator(wait).first.wait_for()
-        opened(page)
+    def open_page(view: Any, **options: Any) -> Any:
+        page = show(view, **options)
+        page.evaluate("document.body.style.paddingBlock = '3000px'")
         return page
 
     return open_page

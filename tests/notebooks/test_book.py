@@ -9,6 +9,8 @@ from typing import Any
 import nbformat
 import pytest
 
+from tests.book.conftest import HEAD
+
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
 from pathlib import Path
@@ -18,12 +20,6 @@ html_title, nb_execution_mode, numfig, math_numfig = "Small", "cache", True, Tru
 bibtex_bibfiles, bibtex_reference_style = ["references.bib"], "author_year"
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 html_theme = "basic"
-"""
-HEAD = """---
-jupytext:
-  text_representation: {extension: .md, format_name: myst}
-kernelspec: {display_name: Python 3, language: python, name: python3}
----
 """
 INDEX = """
 # Small book

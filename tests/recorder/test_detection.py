@@ -18,11 +18,12 @@ Step = Callable[[int], None]
 
 
 @contextmanager
-def watched(found: list[Recording]) -> Iterator[None]:
+def watched() -> Iterator[list[Recording]]:
+    found: list[Recording] = []
     notes: list[str] = []
     detector = Detector(None, found, notes)
     try:
-        yield
+        yield found
     finally:
         detector.close("exit")
     assert notes == []
@@ -65,8 +66,7 @@ def _differentiated_in_one_line() -> Step:
 
 @pytest.mark.parametrize("made", [_bare, _scaled_in_one_line, _differentiated_in_one_line])
 def test_a_right_loop_is_recorded_from_its_first_backward_and_healthy(made: Callable[[], Step]) -> None:
-    found: list[Recording] = []
-    with watched(found):
+    with watched() as found:
         step = made()
         for i in range(8):
             step(i)
@@ -93,8 +93,7 @@ def _head_before_body(body: nn.Module, head: nn.Module, i: int) -> torch.Tensor:
     ("loss", "trains"), [(_critic_before_generator, ["b", "a", "b", "a"]), (_head_before_body, ["b", "b", "ab", "ab"])]
 )
 def test_what_is_frozen_when_the_training_begins_is_recorded_from_then_on(loss: Any, trains: list[str]) -> None:
-    found: list[Recording] = []
-    with watched(found):
+    with watched() as found:
         a, b = nn.Linear(2, 2), nn.Linear(2, 1)
         optimizers = [torch.optim.Adam(model.parameters()) for model in (a, b)]
         for i in range(4):
@@ -127,8 +126,7 @@ def test_of_models_made_one_after_the_other_the_first_four_are_recorded() -> Non
 
 
 def test_a_warning_of_the_first_backward_names_the_users_line() -> None:
-    found: list[Recording] = []
-    with watched(found), pytest.warns(FutureWarning, match="grad_variables") as said:
+    with watched() as found, pytest.warns(FutureWarning, match="grad_variables") as said:
         w = nn.Parameter(torch.ones(1))
         optimizer = torch.optim.SGD([w], lr=0.01)
         torch.autograd.backward(w.square(), grad_variables=torch.ones(1))

@@ -21,7 +21,7 @@ from accumviz.views import payload
 from accumviz.views.layout import heat
 from accumviz.views.player import FORMAT, Player, play, scenes
 from accumviz.views.style import CYCLE, kind, static
-from tests.toys import W, backward, chain, large, toy
+from tests.toys import W, backward, chain, large, ranks, synced, toy
 
 
 def carried(player: Player) -> dict[str, Any]:
@@ -204,18 +204,10 @@ def test_styles_are_small_as_they_travel() -> None:
     assert sum(len(gzip.compress(sheet.encode())) for sheet in sheets) <= 5 * 1024
 
 
-def two_ranks() -> Ledger:
-    def rank(number: int, added: float) -> Ledger:
-        scattered = {"op": "reduce-scatter", "ranks": 2}
-        sync = {"kind": "sync", "within": "backward", "details": scattered, "grad": {"w": -20.0}}
-        step = {"kind": "step", "details": {"optimizer": "SGD"}, "grad": {"w": -20.0}}
-        return Ledger.build([W], [backward(added, added, label="a long loss / K"), sync, step], meta={"rank": number})
-
-    return Ledger.merge([rank(0, -32.0), rank(1, -8.0)])
-
-
 def test_headings_begin_with_the_rank_and_say_what_a_sync_is() -> None:
-    data = payload.ledger_data(two_ranks())
+    step = {"kind": "step", "details": {"optimizer": "SGD"}, "grad": {"w": -20.0}}
+    rows = ([backward(x, x, label="a long loss / K"), synced(-20.0, "reduce-scatter"), step] for x in (-32.0, -8.0))
+    data = payload.ledger_data(ranks(*rows))
     on_end, actions, subjects = zip(*(data["heads"][i] for i in data["e"]["u"]), strict=True)
     assert on_end == ("0: a …ss / K", "1: a …ss / K", "reduc…catter", "0: step", "1: step")
     assert actions == ("backward", "backward", "sync", "step", "step")

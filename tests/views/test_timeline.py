@@ -22,10 +22,9 @@ from accumviz.views import payload, style
 from accumviz.views.figure import PageFigure
 from accumviz.views.layout import heat, lay_out
 from accumviz.views.timeline import timeline
-from tests.toys import W, backward, large, segments
+from tests.toys import W, backward, large, ranks, segments, synced
 
 LOSSES = ("d_loss", "g_loss")
-ALL_REDUCE = {"op": "all-reduce", "bytes": 4, "ranks": 2}
 SAVING = {"line": 7, "saved_before": 96.0, "saved_after": 0.0}
 TOY: list[dict[str, Any]] = [
     backward(-16, -16, **SAVING),
@@ -261,20 +260,9 @@ def test_drawing_needs_neither_pyplot_nor_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def two_ranks() -> Ledger:
-    def one(rank: int, local: float) -> Ledger:
-        def reduce(mean: float) -> dict[str, Any]:
-            return {"kind": "sync", "within": "backward", "details": ALL_REDUCE, "grad": {"w": mean}}
-
-        rows = [backward(local, local), reduce(3.0), backward(local, 3.0 + local), reduce(6.0)]
-        rows.append({"kind": "step", "grad": {"w": 6.0}})
-        return Ledger.build([Parameter("w", (1,), optimizers=(0,))], rows, meta={"rank": rank, "optimizers": ["SGD"]})
-
-    return Ledger.merge([one(0, 2.0), one(1, 4.0)])
-
-
 def test_after_an_all_reduce_a_rank_has_its_share_of_the_mean_and_the_rest_is_from_others() -> None:
-    ledger = two_ranks()
+    step = {"kind": "step", "grad": {"w": 6.0}}
+    ledger = ranks(*([backward(x, x), synced(3.0), backward(x, 3 + x), synced(6.0), step] for x in (2.0, 4.0)))
     first, second = (event.index for event in ledger.of("sync"))
     parts = segments(ledger, 0, [first, second])
     assert [(part.born >= 0, part.amount) for part in parts[0]] == [(False, 2.0), (True, 1.0)]
@@ -293,11 +281,7 @@ def test_what_a_reduce_scatter_adds_to_a_shard_is_no_average_of_what_was_there()
 
 
 def test_one_parameter_on_several_ranks_has_one_scale() -> None:
-    def rank(number: int, added: float) -> Ledger:
-        sync = {"kind": "sync", "within": "backward", "details": ALL_REDUCE, "grad": {"w": -28.0}}
-        return Ledger.build([W], [backward(added, added, **SAVING), sync], meta={"rank": number})
-
-    figure = timeline(Ledger.merge([rank(0, -16.0), rank(1, -40.0)]))
+    figure = timeline(ranks(*([backward(x, x, **SAVING), synced(-28.0)] for x in (-16.0, -40.0))))
     # the thick line that ends a bar, below the thin one from which it hangs
     thin, thick = lines(figure, 0.9), lines(figure, 2.6)
     zeros, last = sorted({float(line.get_ydata()[0]) for line in thin})[:2], max(line.get_xdata()[1] for line in thick)
@@ -364,6 +348,5 @@ def test_equal_norms_are_equally_strong_whichever_loss_they_are_of() -> None:
 
 def test_a_players_ranks_have_one_scale_in_what_it_is_told() -> None:
     """Equal numbers on two ranks were drawn at two lengths."""
-    ranks = [Ledger.build([W], [backward(x, x)], meta={"rank": i}) for i, x in enumerate((-8.0, 20.0))]
-    both = Ledger.merge(ranks)
+    both = ranks([backward(-8.0, -8.0)], [backward(20.0, 20.0)])
     assert [row["r"] for row in payload.ledger_data(both)["p"]] == [[-8, 20], [-8, 20]]
