@@ -441,18 +441,12 @@ def _stepped_too_often(optimizer: OptimizerHistory, schedules: np.ndarray) -> li
     """Return the steps of most windows, where a scheduler steps between any two of their backwards; else none."""
     if not schedules.size or _is_given_its_place(optimizer.ledger[int(schedules[0])]):
         return []
-    several = 0
+    several = {s: used for s, used in optimizer.windows.items() if len(used) > 1}
     steps = []
-    for step, window in optimizer.windows.items():
-        several += len(window) > 1
-        if len(window) > 1 and _is_between_all(schedules, window):
+    for step, window in several.items():
+        if all(between(schedules, *pair) for pair in pairwise(window)):
             steps.append(step)
-    return steps if 2 * len(steps) > several else []
-
-
-def _is_between_all(schedules: np.ndarray, window: list[int]) -> bool:
-    """Return whether a scheduler steps between any two backwards of a window."""
-    return all(between(schedules, *pair) for pair in pairwise(window))
+    return steps if 2 * len(steps) > len(several) else []
 
 
 def _rates(analysis: LedgerAnalysis, schedules: np.ndarray) -> list[float]:
