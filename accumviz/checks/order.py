@@ -174,7 +174,7 @@ def _reads_too_late(analysis: LedgerAnalysis, clip: int) -> OptimizerHistory | N
 
 
 def _concerned(analysis: LedgerAnalysis, clip: int) -> list[OptimizerHistory]:
-    """Return the optimizers whose `.grad` a clip changed; all where it changed none: nothing may have been there."""
+    """Return the optimizers whose `.grad` a clip changed; all where there is none, as after a step that is zeroed."""
     event = analysis.ledger[clip]
     # A clip to infinity measures, and changes nothing.
     most = number(event.details.get("max_norm", 0.0))
@@ -183,7 +183,8 @@ def _concerned(analysis: LedgerAnalysis, clip: int) -> list[OptimizerHistory]:
     on_rank = [o for o in analysis.optimizers if event.rank in (None, o.rank)]
     # What it changed may be handed to an optimizer.
     if not (analysis.ledger.state[clip] & CHANGED).any():
-        return on_rank
+        stepped = min((o.previous_step(clip) for o in on_rank), default=0)
+        return [] if between(analysis.at["backward"], stepped, clip) else on_rank
     return [o for o in on_rank if o.changes[clip]]
 
 

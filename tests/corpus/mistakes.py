@@ -486,6 +486,7 @@ def layers_replaced_after_the_optimizer_was_made(record):
         for i, (x, y) in enumerate(batches(*[2] * 12)):
             model = net() if i == 6 else model  # wrong
             F.cross_entropy(model(x), y).backward()  # finding: parameter-outside-or-twice
+            nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 9.0)
             optimizer.step()
             optimizer.zero_grad()
 
