@@ -138,11 +138,11 @@ def _report(judged: list[_Judged], rules: Set[str]) -> Report:
         counts.update(one.counts)
         for rule, why in one.unjudged.items():
             unjudged.setdefault(rule, one.of_rank(why))
-    conditions = [one.condition for one in judged]
-    conditions += several.conditions_of_ranks(_summaries(judged))
+    of_one = next(filter(None, (one.condition for one in judged)), "")
+    of_all = next(several.conditions_of_ranks(_summaries(judged)), "")
+    condition = ", and if ".join(filter(None, (of_one, of_all)))
     findings = _one_for_each_cause(judged)
     ignored = [each for each in findings if _is_ignored(each, rules)]
-    condition = next(filter(None, conditions), "")
     if any(finding.severity != "note" for finding in ignored):
         meant = "what is ignored is meant"
         condition = f"{meant}, and if {condition}" if condition else meant

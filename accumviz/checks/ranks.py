@@ -211,18 +211,23 @@ class RankWindow(NamedTuple):
     finding: Finding
 
 
+# The place of an optimizer and of its clip, the limit, and what is to be said.
+_Clip = tuple[int, int, float, str]
+
+
 class RankSummary(NamedTuple):
     """The numbers of a ledger that the comparing rules need.
 
     `steps` has for the optimizers under DDP of the ranks that came to their end by themselves their place and how
     often they stepped: one that never steps may have been left behind by those that do. `norms` has for each of them
-    its place and the norm of each step's gradient; none where they share no gradients on purpose. `began` is the norm
-    of the weights with which a rank began, NaN where it is not known.
+    its place and the norm of each step's gradient; none where they share no gradients on purpose. `clips` has the norm
+    that each clip of shards took, `began` is that of the weights with which a rank began, NaN where it is not known.
     """
 
     windows: list[RankWindow]
     steps: list[tuple[int, int]]
     norms: list[tuple[int, list[float]]]
+    clips: list[tuple[_Clip, float]]
     began: float
 
 
@@ -230,14 +235,36 @@ def summarise(analysis: LedgerAnalysis, rank: int | None = None) -> RankSummary:
     """Say what a ledger has to say to others; `rank` is whose it is, where it is not that of several."""
     steps = []
     norms = []
+    clips: list[tuple[_Clip, float]] = []
     for optimizer in analysis.every_optimizer:
+        if _is_sharded(analysis):
+            clips += _clips_of_shards(optimizer)
         if not (_is_replicated(optimizer) or _reduces_by_hand(optimizer)):
             continue
         norms.append((optimizer.place, _norms_of_steps(optimizer)))
         if _has_finished(analysis, optimizer.rank if rank is None else rank):
             steps.append((optimizer.place, optimizer.steps.size))
     began = number(analysis.detail(0, "weights_norm"))
-    return RankSummary(list(_windows(analysis, rank)), steps, norms, began)
+    return RankSummary(list(_windows(analysis, rank)), steps, norms, clips, began)
+
+
+def _is_sharded(analysis: LedgerAnalysis) -> bool:
+    several = number(analysis.ledger.meta.get("ranks")) > 1
+    return several and any(p.unsharded_of for p in analysis.parameters)
+
+
+def _clips_of_shards(optimizer: OptimizerHistory) -> Iterator[tuple[_Clip, float]]:
+    """Return each clip with the norm that it took, NaN where that is not the norm of what this rank holds."""
+    mine = [parameter.rank == optimizer.rank for parameter in optimizer.parameters]
+    for order, clip in enumerate(optimizer.changing["clip"].tolist()):
+        total = number(optimizer.detail(clip, "total_norm"))
+        norms = optimizer.ledger.grad[clip - 1, mine]
+        norm = float(np.linalg.norm(norms[np.isfinite(norms)].astype(float)))
+        local = math.isclose(total, norm, rel_tol=_SAME_NORM)
+        said = "a clip by the norm of one rank's shards alone is meant"
+        most = number(optimizer.detail(clip, "max_norm"))
+        key = optimizer.place, order, most, optimizer.placed(said, clip)
+        yield key, norm if local else math.nan
 
 
 def _norms_of_steps(optimizer: OptimizerHistory) -> list[float]:
@@ -351,16 +378,10 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
     """Say what has to be meant for a rank to be healthy by itself."""
     if not number(analysis.ledger.meta.get("ranks")) > 1:
         return
-    sharded = any(parameter.unsharded_of for parameter in analysis.parameters)
     for optimizer in analysis.optimizers:
-        if not sharded and _shares_nothing(optimizer):
+        if not _is_sharded(analysis) and _shares_nothing(optimizer):
             step = next(iter(optimizer.windows))
             yield "ranks that share no gradients are meant", optimizer.windows[step][0]
-            continue
-        for clip in optimizer.changing["clip"].tolist() if sharded else ():
-            if _is_local(optimizer, clip):
-                said = "a clip by the norm of one rank's shards alone is meant"
-                yield said, clip
 
 
 def _shares_nothing(optimizer: OptimizerHistory) -> bool:
@@ -368,17 +389,6 @@ def _shares_nothing(optimizer: OptimizerHistory) -> bool:
     syncs = optimizer.changing["sync"].tolist()
     in_vain = all(optimizer.nothing_since_step(sync) for sync in syncs)
     return in_vain and len(optimizer.windows) > 1
-
-
-def _is_local(optimizer: OptimizerHistory, clip: int) -> bool:
-    """Return whether a clip that shortened gradients took the norm of what this rank holds for the whole."""
-    total = number(optimizer.detail(clip, "total_norm"))
-    mine = [parameter.rank == optimizer.rank for parameter in optimizer.parameters]
-    norms = optimizer.ledger.grad[clip - 1, mine]
-    finite = norms[np.isfinite(norms)]
-    norm = float(np.linalg.norm(finite.astype(float)))
-    local = math.isclose(total, norm, rel_tol=_SAME_NORM)
-    return local and optimizer.clip_ratio(clip) < 1
 
 
 def conditions_of_ranks(ranks: Sequence[RankSummary]) -> Iterator[str]:
@@ -392,12 +402,23 @@ def conditions_of_ranks(ranks: Sequence[RankSummary]) -> Iterator[str]:
         yield "ranks that step a different number of times are meant"
     if any(map(_step_apart, norms.values())):
         yield "ranks that step on different gradients are meant"
+    yield from _beyond_the_limit(ranks)
     began = [rank.began for rank in ranks]
     if norms and max(began) > min(began) * (1 + _SAME_NORM):
         yield "ranks that begin with different weights are meant"
     windows = _compared_windows(ranks)
     if windows and all(map(_is_divided_by_ranks, windows)):
         yield f"a sum of 1/{len(windows[0])} over all ranks is meant in every step"
+
+
+def _beyond_the_limit(ranks: Sequence[RankSummary]) -> Iterator[str]:
+    """Say which clips by norms of shards alone are beyond their limit by the norm of all ranks' shards."""
+    clips: dict[_Clip, list[float]] = defaultdict(list)
+    for clip, norm in chain.from_iterable(rank.clips for rank in ranks):
+        clips[clip].append(norm)
+    for (_, _, most, said), norms in clips.items():
+        if math.hypot(*norms) > most:
+            yield said
 
 
 def _step_apart(norms: list[list[float]]) -> bool:

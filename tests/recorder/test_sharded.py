@@ -13,6 +13,8 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 
 import accumviz as av
+from accumviz.checks.check import check_ranks
+from accumviz.ledger.ledger import Ledger
 from accumviz.recorder import distributed
 
 
@@ -42,6 +44,38 @@ def test_a_recording_keeps_nothing_alive_that_the_loop_deletes() -> None:
         return [deleted_yet_alive(kind) for kind in ("FSDP1", "FSDP2")]
 
     assert av.distribute(work).returned == ([[False, False]] * 2,) * 2
+
+
+def clipped(kind: str, most: float) -> Ledger:
+    """Train at norms of 0.31 and 0.62 of the shards, and of 0.7 of the whole; on one rank most shards are empty."""
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+    if kind == "FSDP2":
+        fully_shard(model)
+    else:
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(1 + dist.get_rank())
+    with av.record(model, optimizer) as recording:
+        for _ in range(4):
+            model(torch.randn(4, 8)).square().mean().backward()
+            if kind == "FSDP1, by itself":
+                model.clip_grad_norm_(most)
+            else:
+                nn.utils.clip_grad_norm_(model.parameters(), most)
+            optimizer.step()
+            optimizer.zero_grad()
+    return recording.ledger
+
+
+def test_a_clip_by_the_norm_of_shards_alone_is_a_condition_where_the_whole_is_beyond_the_limit() -> None:
+    cases = {("FSDP1", 0.68): True, ("FSDP1", 9.0): False, ("FSDP1, by itself", 0.1): False, ("FSDP2", 0.1): False}
+    world = av.distribute(lambda: [clipped(*case) for case in cases])
+    for told, *ledgers in zip(cases.values(), *world.returned, strict=True):
+        assert [av.check(ledger).condition for ledger in ledgers] == ["", ""]
+        for report in (check_ranks(ledgers), av.check(Ledger.merge(ledgers))):
+            assert ("a clip by the norm of one rank's shards alone" in report.condition) == told
+            assert report.healthy and bool(report.condition) == told
 
 
 def kept_beside_the_weights(width: int, each: bool) -> tuple[list[list[float]], list[list[float]], bool]:
