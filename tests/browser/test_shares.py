@@ -42,12 +42,17 @@ def ledger_of(*rows: list[dict[str, Any]]) -> Ledger:
 RIGHT = ledger_of(window(*[term(0.25)] * 4))
 
 
+def bars(ledger: Ledger) -> Any:
+    """The bars of all its steps, and the note."""
+    return shares.bars(ledger, range(len(ledger)))
+
+
 def said(ledger: Ledger) -> list[str]:
-    return [bar.words for bar in shares.bars(ledger)[0]]
+    return [bar.words for bar in bars(ledger)[0]]
 
 
 def test_a_right_window_adds_to_one_and_says_no_more() -> None:
-    (bar,), note = shares.bars(RIGHT)
+    (bar,), note = bars(RIGHT)
     assert bar.words == "Shares of loss in the step of event 4: 0.25 + 0.25 + 0.25 + 0.25, which add to 1."
     assert [(part.nth, part.start, part.length) for part in bar.segments] == [
         (1, 0, 0.25),
@@ -70,7 +75,7 @@ def test_what_was_erased_has_no_length_and_is_told() -> None:
     rows.insert(1, ZERO)
     rows[2] |= {"grad": {"w": 1.0}}
     rows[3] |= {"grad": {"w": 1.0}}
-    (bar,), _ = shares.bars(ledger_of(rows))
+    (bar,), _ = bars(ledger_of(rows))
     assert [part.length for part in bar.segments] == [0, 0.5]
     assert "Micro-batch 1 was erased before the step." in bar.words
     assert "times" not in bar.words
@@ -78,7 +83,7 @@ def test_what_was_erased_has_no_length_and_is_told() -> None:
 
 def test_what_an_earlier_step_used_is_told_also_where_that_step_is_not_asked_for() -> None:
     ledger = ledger_of(window(term(0.5), term(0.5), zero=False), window(term(0.5), term(0.5), held=2.0))
-    for events in (None, [5]):
+    for events in (range(len(ledger)), [5]):
         bar = shares.bars(ledger, events)[0][-1]
         assert [part.look for part in bar.segments] == ["used", "used", "new", "new"]
         assert "which add to 2. Micro-batches 1 and 2 were used by an earlier step, too." in bar.words
@@ -86,19 +91,19 @@ def test_what_an_earlier_step_used_is_told_also_where_that_step_is_not_asked_for
 
 def test_an_unknown_share_says_why_and_adds_nothing() -> None:
     ledger = ledger_of(window(term(0.25), term(math.nan, unknown="its loss is <odd>"), term(0.25)))
-    (bar,), _ = shares.bars(ledger)
+    (bar,), _ = bars(ledger)
     assert bar.total == "?"
     assert [(part.nth, part.look) for part in bar.segments] == [(1, "new"), (3, "new"), (2, "unseen")]
     assert [part.start for part in bar.segments] == [0, 0.25, 0.5]
     assert bar.words.endswith("0.25 + 0.25. The share of micro-batch 2 is unknown: its loss is <odd>.")
     assert "unknown share" in texts(timeline(ledger))
-    (alone,), _ = shares.bars(ledger_of(window(term(math.nan, unknown="odd"))))
+    (alone,), _ = bars(ledger_of(window(term(math.nan, unknown="odd"))))
     assert alone.words == "Shares of loss in the step of event 1: the share of micro-batch 1 is unknown: odd."
 
 
 def test_objectives_have_bars_of_their_own_and_a_negative_share_goes_to_the_left() -> None:
     both = [term(0.5), term(-0.5, op="Neg")]
-    found, _ = shares.bars(ledger_of(window(both, both)))
+    found, _ = bars(ledger_of(window(both, both)))
     assert [bar.total for bar in found] == ["1", "−1"]
     assert [bar.ends for bar in found] == [(0, 1), (-1, 0)]
     assert shares.reach(found) == (-1.05, 1.05)
@@ -112,11 +117,11 @@ def test_a_long_window_is_told_shortly() -> None:
 
 
 def test_a_ledger_without_terms_has_no_bars_no_strip_and_no_data() -> None:
-    assert shares.bars(toy()) == ([], "")
+    assert bars(toy()) == ([], "")
     assert "shares" not in payload.ledger_data(toy())
     assert "shares of" not in texts(timeline(toy()))
     assert "hares" not in " ".join(play(toy()).words)
-    assert shares.bars(large(600, 4)) == ([], "")
+    assert bars(large(600, 4)) == ([], "")
 
 
 def test_a_timeline_has_a_strip_whose_stacks_are_as_high_as_the_shares() -> None:
