@@ -426,14 +426,6 @@ def test_check_judges_the_files_of_all_ranks_as_one(tmp_path: Path, capsys: pyte
     assert said(capsys, "check", files[0], files[0])[0] == 2
 
 
-def test_check_fails_where_it_was_asked_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ledger(wrong=True).save(tmp_path / "x.ledger")
-    code, out, _ = said(capsys, "check", "--format", "json", tmp_path / "x.ledger")
-    assert (code, [finding["rule"] for finding in json.loads(out)["findings"]]) == (0, [NAMED])
-    for least, fails in (("warning", 1), ("error", 0)):
-        assert said(capsys, "check", "--fail-on", least, tmp_path / "x.ledger")[0] == fails
-
-
 def test_a_comment_that_ignores_no_rule_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ledger(wrong=True, comment="  # accumviz: ignore[loss-not-divide]").save(tmp_path / "x.ledger")
     out = said(capsys, "check", tmp_path / "x.ledger")[1]
@@ -471,13 +463,15 @@ def test_what_is_ignored_is_counted_and_leaves_a_condition(
     ("comment", "options"),
     [("  # accumviz: ignore[tail-dropped]", ()), ("", ("--ignore", "tail-dropped")), ("", ("--select", NAMED))],
 )
-def test_other_findings_are_not_ignored(
+def test_other_findings_are_not_ignored_and_fail_where_asked_to(
     comment: str, options: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ledger(wrong=True, comment=comment).save(tmp_path / "x.ledger")
-    code, out, _ = said(capsys, "check", "--fail-on", "warning", *options, tmp_path / "x.ledger")
-    assert code == 1
-    assert "ignored" not in out.replace(comment, "")
+    file = tmp_path / "x.ledger"
+    ledger(wrong=True, comment=comment).save(file)
+    for asked, fails in (((), 0), (("--fail-on", "error"), 0), (("--fail-on", "warning"), 1)):
+        code, out, _ = said(capsys, "check", *asked, *options, file)
+        assert code == fails
+        assert NAMED in out and "ignored" not in out.replace(comment, "")
 
 
 @pytest.mark.parametrize("command", ["check --ignore", "check --select", "run --ignore", "explain"])

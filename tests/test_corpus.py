@@ -153,25 +153,17 @@ def test_a_suggestion_keeps_conditions_and_is_left_out_where_it_would_not_be_rea
     assert [finding.suggestion for finding in serious(report)] == [suggested], report
 
 
+_UNSCALED = "s.unscale_(optimizer)"
+_CLIPPED = "  nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # finding: clip-scaled-grads"
+
+
 @pytest.mark.parametrize(
     ("name", "suggested"),
     [
         ("a_gan_that_accumulates_both_losses_in_turns", "  of_maker.step()\n+ of_judge.zero_grad()"),
         ("a_gan_whose_judge_is_zeroed_too_early", "  of_maker.step()\n+ of_judge.zero_grad()"),
-        (
-            "clipped_and_left_to_the_step_to_unscale",
-            (
-                "+ s.unscale_(optimizer)\n"
-                "  nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # finding: clip-scaled-grads"
-            ),
-        ),
-        (
-            "clipped_before_it_is_unscaled",
-            (
-                "- s.unscale_(optimizer)  # wrong\n+ s.unscale_(optimizer)  # wrong\n"
-                "  nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # finding: clip-scaled-grads"
-            ),
-        ),
+        ("clipped_and_left_to_the_step_to_unscale", f"+ {_UNSCALED}\n{_CLIPPED}"),
+        ("clipped_before_it_is_unscaled", f"- {_UNSCALED}  # wrong\n+ {_UNSCALED}  # wrong\n{_CLIPPED}"),
     ],
 )
 def test_a_suggestion_puts_a_call_where_the_right_twin_has_it(name: str, suggested: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import accumviz as av
 from accumviz.book import lab as module
-from accumviz.book.lab import INPUTS, Arrangement, Lab
+from accumviz.book.lab import INPUTS, Lab
 from accumviz.views.payload import encode, ledger_data
 from tests.conftest import ROOT
 
@@ -27,11 +27,6 @@ def shown(**start: Any) -> Lab:
 @pytest.fixture(scope="module")
 def lab() -> Lab:
     return shown()
-
-
-def choices(lab: Lab) -> Iterator[tuple[dict[str, Any], Arrangement]]:
-    for key, made in lab.recorded.items():
-        yield dict(zip(lab.start, key, strict=True)), made
 
 
 class ByHand:
@@ -160,12 +155,9 @@ ONE_CHANGE = {
 }
 
 
-def changes() -> set[tuple[str, str]]:
-    return {(axis.name, value) for axis in module.AXES for value in axis.values if value != module.RIGHT[axis.name]}
-
-
 def test_one_change_has_the_report_that_a_person_expects(lab: Lab) -> None:
-    assert changes() == set(ONE_CHANGE)
+    changes = {(axis.name, value) for axis in module.AXES for value in axis.values if value != module.RIGHT[axis.name]}
+    assert changes == set(ONE_CHANGE)
     for (axis, value), rule in ONE_CHANGE.items():
         report = lab.check(**{axis: value})
         mistakes = {finding.rule for finding in report.findings if finding.severity != "note"}
@@ -176,7 +168,7 @@ def test_one_change_has_the_report_that_a_person_expects(lab: Lab) -> None:
 
 @pytest.mark.parametrize("start", STARTS, ids=str)
 def test_each_arrangement_moves_the_weight_and_is_judged_as_worked_out_by_hand(start: dict[str, Any]) -> None:
-    for choice, made in choices(shown(**start)):
+    for choice, made in shown(**start).recorded.items():
         hand = ByHand(made.text)
         assert made.report.healthy == hand.is_right, choice
         after = made.ledger.weights("w")[[event.index for event in made.ledger.of("step")], 0]
