@@ -68,11 +68,12 @@ def test_a_report_says_what_each_optimizer_did() -> None:
         return model(torch.randn(8, 3)).square().mean() / 2
 
     report = trained(loss, model, optimizer, K=2, after=lambda: scheduler.step())
-    [said] = report.steps
+    [said], [of_loss] = report.steps, report.losses
     assert said == (
-        "optimizer: 4 steps, of 2 micro-batches with shares that add up to 1, "
+        "optimizer: 4 steps on 4 weights, of 2 micro-batches with shares that add up to 1, "
         "at learning rates from 0.025 to 0.1, the last 0.025, with 4 steps of a scheduler."
     )
+    assert of_loss.endswith("): 0.5 × Mean.") and of_loss in repr(report)
     assert said in repr(report) and said in report.to_html() and said in report.to_json()
 
 
@@ -223,3 +224,89 @@ def test_a_change_by_hand_excuses_a_clip_of_scaled_gradients_only_if_it_unscales
             scaler.update()
     rules = [finding.rule for finding in av.check(recording).findings]
     assert ("clip-scaled-grads" in rules) == found
+
+
+def of_two(loss: Callable[[nn.ModuleDict, Tensor], Tensor], rates: tuple[float, ...] = (0.1,)) -> Report:
+    """A loss of an actor and a critic, of which only the actor is trained."""
+    torch.manual_seed(0)
+    nets = nn.ModuleDict({"actor": nn.Linear(3, 1), "critic": nn.Linear(3, 1)})
+    optimizer = torch.optim.SGD(nets["actor"].parameters(), lr=0.1)
+    with av.record(nets, optimizer) as recording:
+        for rate in rates:
+            optimizer.param_groups[0]["lr"] = rate
+            nets.zero_grad()
+            loss(nets, torch.randn(8, 3)).backward()
+            optimizer.step()
+    return av.check(recording)
+
+
+def test_a_report_says_which_modules_each_part_of_a_loss_reaches() -> None:
+    def values(nets: nn.ModuleDict, x: Tensor) -> Tensor:
+        return nets["critic"](x).square().mean()
+
+    def joint(nets: nn.ModuleDict, x: Tensor) -> Tensor:
+        return (nets["actor"](x) * nets["critic"](x)).sum() + 0.5 * values(nets, x)
+
+    def detached(nets: nn.ModuleDict, x: Tensor) -> Tensor:
+        return (nets["actor"](x) - nets["critic"](x).detach()).square().sum() + 0.5 * nets["actor"](x).abs().mean()
+
+    [said] = of_two(joint).losses
+    assert said.endswith("): Sum reaches everything; 0.5 × Mean reaches critic.")
+    assert "a part of this loss that moves no weight, 0.5 × Mean, is meant" in of_two(joint).condition
+    report = of_two(detached)
+    assert report.losses[0].endswith("): Sum + 0.5 × Mean reaches actor.") and "moves no weight" not in report.condition
+
+
+def test_a_report_says_how_often_a_rate_rises_again() -> None:
+    def loss(nets: nn.ModuleDict, x: Tensor) -> Tensor:
+        return nets["actor"](x).square().mean()
+
+    assert "rising again" not in of_two(loss, (0.1, 0.2, 0.2, 0.1, 0.1)).steps[0]
+    assert of_two(loss, (0.2, 0.1, 0.1, 0.2, 0.1, 0.3)).steps[0].endswith("the last 0.3, rising again 2 times.")
+
+
+def test_a_report_says_on_how_many_weights_of_its_own_an_optimizer_steps() -> None:
+    nets = nn.ModuleList([nn.Linear(3, 1), nn.Linear(2, 1)])
+    nets[1].requires_grad_(requires_grad=False)
+    optimizer = torch.optim.SGD(nets.parameters(), lr=0.1)
+    with av.record(nets, optimizer) as recording:
+        nets[0](torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    assert av.check(recording).steps[0].startswith("optimizer: 1 step on 4 of 7 weights, of 1 micro-batch")
+
+
+@pytest.mark.parametrize(("last", "said"), [(0.0, "3 of 6 steps of optimizer at a rate of almost 0"), (0.1, "")])
+def test_many_steps_at_a_rate_of_almost_0_are_a_condition(last: float, said: str) -> None:
+    report = of_two(lambda nets, x: nets["actor"](x).square().mean(), (1.0, 1.0, 1.0, last, last, last))
+    assert report.condition.startswith(said) and bool(report.condition) == bool(said)
+
+
+def entropy(x: Tensor) -> Tensor:
+    return F.cross_entropy(x, torch.tensor([0, 1]))
+
+
+def divergence(x: Tensor) -> Tensor:
+    return F.kl_div(x, torch.full((2, 2), 0.5), reduction="batchmean")
+
+
+def binary(x: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(x.squeeze(), torch.ones(2, 2))
+
+
+GIVEN = [
+    (lambda x: entropy(x.softmax(1)), "Softmax"),
+    (lambda x: F.nll_loss(x.softmax(1), torch.tensor([0, 1])), "Softmax"),
+    (lambda x: binary(x.sigmoid().float()), "Sigmoid"),
+    (lambda x: divergence(x.softmax(1)), "Softmax"),
+    (entropy, ""),
+    (lambda x: F.nll_loss(x.log_softmax(1), torch.tensor([0, 1])), ""),
+    (binary, ""),
+    (lambda x: divergence(x.log_softmax(1)), ""),
+    (lambda x: (x.softmax(1) * torch.ones(2)).sum(1).mean(), ""),
+]
+
+
+@pytest.mark.parametrize(("loss", "given"), GIVEN)
+def test_a_softmax_before_a_loss_of_logits_is_a_condition(loss: Callable[[Tensor], Tensor], given: str) -> None:
+    condition = of_two(lambda nets, x: loss(nets["actor"](x[:2]).expand(2, 2))).condition
+    assert (f"probabilities of a {given} and not logits" in condition) == bool(given), condition

@@ -154,6 +154,7 @@ def _report(judged: list[_Judged], rules: Set[str]) -> Report:
         condition,
         tuple(ignored),
         judged[0].steps,
+        judged[0].losses,
     )
 
 
@@ -202,6 +203,7 @@ class _Judged:
     unjudged: dict[str, str] = field(default_factory=dict)
     condition: str = ""
     steps: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
 
     def of_rank(self, text: str) -> str:
         """Say of a text whose it is, where there are files of several ranks."""
@@ -221,6 +223,7 @@ def _judge(ledger: Ledger, rank: int | None) -> _Judged:
         return judged
     analysis = LedgerAnalysis(ledger)
     judged.steps = tuple(map(_taken, analysis.optimizers))
+    judged.losses = tuple(owners.losses(analysis))
     judged.summary = several.summarise(analysis, rank)
     for rule in RULES:
         every = () if rule.compares else rule.find(analysis)
@@ -238,6 +241,7 @@ def _judge(ledger: Ledger, rank: int | None) -> _Judged:
 def _taken(optimizer: OptimizerHistory) -> str:
     """Say what an optimizer did: its steps, what they consumed, and at which learning rate."""
     many = counted(optimizer.steps.size, "step")
+    many += f" on {owners.with_gradients(optimizer)}"
     pieces = many, weights.sums_of_shares(optimizer), order.learning_rates(optimizer)
     return f"{optimizer.name}: {', '.join(filter(None, pieces))}."
 

@@ -381,6 +381,18 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
         if alone:
             said = f"{len(alone)} clips before a step are meant, each by the norm of its own parameters"
             yield said, alone[0]
+        still = _stands_still(optimizer)
+        if still:
+            many = f"{len(still)} of {optimizer.steps.size} steps"
+            said = f"{many} of {optimizer.name} at a rate of almost 0 are meant"
+            yield said, int(optimizer.steps[still[0]])
+
+
+def _stands_still(optimizer: OptimizerHistory) -> list[int]:
+    """Return the steps at less than a millionth of the highest rate, where more than a tenth of all are such."""
+    rates = _rates(optimizer, optimizer.steps)
+    still = [n for n, rate in enumerate(rates) if rate < 1e-6 * max(rates)]
+    return still if len(still) > max(2, len(rates) // 10) else []
 
 
 def learning_rates(optimizer: OptimizerHistory) -> str:
@@ -394,6 +406,10 @@ def learning_rates(optimizer: OptimizerHistory) -> str:
         said = (
             f"at learning rates from {low:.3g} to {high:.3g}, the last {rates[-1]:.3g}"
         )
+        changes = np.sign(np.diff(rates))
+        again = int(np.count_nonzero(np.diff(changes[changes != 0]) > 0))
+        if again:
+            said += f", rising again {counted(again, 'time')}"
     moves = _schedules(optimizer).size
     return f"{said}, with {counted(moves, 'step')} of a scheduler" if moves else said
 

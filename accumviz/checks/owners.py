@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import permutations
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import permutations, takewhile
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +20,13 @@ from accumviz.checks.analysis import (
 from accumviz.checks.report import Findings
 from accumviz.checks.suggestions import knows, zeroing
 from accumviz.ledger.events import PRESENT
+from accumviz.ledger.flow import number
 from accumviz.show import counted
 
 # What is zeroed or missed less often may belong to a phase that was not recorded.
 _AGAIN = 3
+# So many modules are named of those that a loss reaches.
+_MOST_PARTS = 4
 
 
 def _named(analysis: LedgerAnalysis, columns: Sequence[int]) -> str:
@@ -118,12 +124,133 @@ def _rounds(analysis: LedgerAnalysis, p: int) -> int:
     return np.unique(steps.searchsorted(born)).size
 
 
+# --- what optimizers step on ------------------------------------------------------------------
+
+
+def with_gradients(optimizer: OptimizerHistory) -> str:
+    """Say how many of an optimizer's weights have a gradient in one of its steps: "12 of 34 weights"."""
+    touched = _touched(optimizer)
+    columns = optimizer.columns.tolist()
+    whole = sum(optimizer.parameters[p].numel for p in columns)
+    some = sum(optimizer.parameters[p].numel for p in columns if touched[p])
+    return f"{some:,} of {whole:,} weights" if some < whole else f"{whole:,} weights"
+
+
+def _touched(optimizer: OptimizerHistory) -> np.ndarray:
+    """Mark the parameters with a `.grad` at one of an optimizer's steps, or that any step has used."""
+    present = optimizer.ledger.state[optimizer.steps] & PRESENT
+    flow = optimizer.ledger.flow
+    consumed = np.any(flow.fates.steps > 0, axis=0)
+    touched: np.ndarray = np.any(present, axis=0) | consumed[flow.history_of]
+    return touched
+
+
+# --- what losses are made of, and what they reach ---------------------------------------------
+
+# A term of a loss, and the names of the parameters that it reaches.
+_Reach = tuple[str, frozenset[str]]
+
+
+def losses(analysis: LedgerAnalysis) -> Iterator[str]:
+    """Say of each line that calls backward what its first loss is made of, and which modules the parts reach."""
+    names = [each.name for each in analysis.parameters if each.requires_grad]
+    levels = zip(*(name.split(".") for name in names), strict=False)
+    common = len(list(takewhile(lambda level: len(set(level)) == 1, levels)))
+    every = set(names)
+    for backward, terms in _reaches(analysis):
+        made_of: dict[str, list[str]] = defaultdict(list)
+        for term, reached in terms:
+            parts = "everything" if reached >= every else _parts(reached, common)
+            made_of[parts].append(term)
+        loss = analysis.placed(analysis.ledger[backward].label or "a loss", backward)
+        yield f"{loss}: {_said_of_parts(made_of)}."
+
+
+def _said_of_parts(made_of: Mapping[str, Sequence[str]]) -> str:
+    said = []
+    for parts, terms in made_of.items():
+        whole = " + ".join(dict.fromkeys(terms))
+        if parts and list(made_of) != ["everything"]:
+            whole += f" reaches {parts}"
+        said.append(whole)
+    return "; ".join(said)
+
+
+def _reaches(analysis: LedgerAnalysis) -> Iterator[tuple[int, list[_Reach]]]:
+    """Return the first backward of each line, with its terms; what they reach is empty where it is not known."""
+    backwards = analysis.at["backward"]
+    _, first = np.unique(analysis.sites[backwards], return_index=True)
+    for backward in np.sort(backwards[first]).tolist():
+        terms = analysis.ledger[backward].terms
+        contributed = np.flatnonzero(analysis.contributed[backward])
+        whole = frozenset(analysis.names(contributed))
+        reached = [_reached(term) for term in terms]
+        # A checkpoint hides what is in it, and `inputs=` leaves some out.
+        if frozenset().union(*reached) != whole:
+            reached = [frozenset()] * len(terms)
+        if terms:
+            called = map(_called, terms)
+            yield backward, list(zip(called, reached, strict=True))
+
+
+def _reached(term: Mapping[str, Any]) -> frozenset[str]:
+    names = term.get("reaches")
+    return frozenset(map(str, names) if isinstance(names, list) else ())
+
+
+def _called(term: Mapping[str, Any]) -> str:
+    """Name a term by its operation and its factor: `10 × L1Loss`."""
+    operation = re.sub(r"Backward\d*$", "", str(term.get("op")))
+    if term.get("unknown"):
+        return f"{operation} (not read)"
+    factor = number(term.get("factor"))
+    return operation if factor == 1 else f"{factor:.3g} × {operation}"
+
+
+def _parts(names: Iterable[str], common: int) -> str:
+    """Name the modules of these parameters, below those that all of the loss have in common."""
+    parts = sorted({(name.split(".")[common:] or [name])[0] for name in names})
+    if len(parts) > _MOST_PARTS:
+        parts = [*parts[: _MOST_PARTS - 1], f"{len(parts) - _MOST_PARTS + 1} more"]
+    *others, last = parts or [""]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _of_probabilities(analysis: LedgerAnalysis) -> Conditions:
+    """Name losses that take logits and are given probabilities."""
+    for backward, _ in _reaches(analysis):
+        for term in analysis.ledger[backward].terms:
+            if term.get("probabilities"):
+                given = f"probabilities of a {term['probabilities']}"
+                said = f"{given} and not logits, or their logarithms, are meant for {_called(term)}"
+                yield said, backward
+
+
+def _moving_nothing(analysis: LedgerAnalysis) -> Conditions:
+    """Name the terms of a loss that reach no parameter of the optimizers that step on it."""
+    for backward, terms in _reaches(analysis):
+        readers = set()
+        for (_, optimizer), shares in analysis.window_shares.items():
+            if any(backward in share.backwards for share in shares):
+                readers.add(optimizer)
+        moved = set()
+        for parameter in analysis.parameters:
+            if readers.intersection(parameter.optimizers):
+                moved.add(parameter.name)
+        for term, reached in terms:
+            if reached and moved and moved.isdisjoint(reached):
+                said = f"a part of this loss that moves no weight, {term}, is meant"
+                yield said, backward
+
+
 # --- what has to be meant ---------------------------------------------------------------------
 
 
 def conditions(analysis: LedgerAnalysis) -> Conditions:
     """Say what has to be meant for a healthy loop to be so: what no step or no loss trains, and what several do."""
     yield from _thrown_away(analysis)
+    yield from _moving_nothing(analysis)
+    yield from _of_probabilities(analysis)
     if not analysis.ledger.meta.get("steps_elsewhere"):
         yield from _unrecorded(analysis)
     for name in map(str, analysis.listed("frozen_in_vain")):
@@ -194,10 +321,7 @@ def _idle(optimizer: OptimizerHistory) -> list[int]:
     sharded = any(parameter.unsharded_of for parameter in optimizer.parameters)
     if sharded or optimizer.rank is not None or len(optimizer.windows) < _AGAIN:
         return []
-    present = optimizer.ledger.state[optimizer.steps] & PRESENT
-    flow = optimizer.ledger.flow
-    consumed = np.any(flow.fates.steps > 0, axis=0)
-    touched = np.any(present, axis=0) | consumed[flow.history_of]
+    touched = _touched(optimizer)
     idle: list[int] = optimizer.columns[~touched[optimizer.columns]].tolist()
     return idle
 

@@ -7,6 +7,7 @@ what the graph's nodes saved, without unpacking it: no node runs, no user code d
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -82,6 +83,11 @@ _OTHER_LOSSES = _variants(
     "BinaryCrossEntropyWithLogits",
     "KlDiv",
     "SoftMarginLoss",
+)
+
+# Losses that take logits or logarithms of probabilities, and are given probabilities; the last one is a `kl_div`.
+_GIVEN_PROBABILITIES = re.compile(
+    r"(NllLoss(2D)?(/LogSoftmax)*|BinaryCrossEntropyWithLogits|(Sum|Mean)/Sub/Mul)/(Softmax|Sigmoid)\b"
 )
 
 # Operations written in Python that return what they are given, as DDP's does to what a model returns that it searches
@@ -198,6 +204,9 @@ class _Terms:
         self._sums: dict[tuple[str, _Factor], Details] = {}
         # Whether what is visited is all of the root, times constants.
         self._is_whole = True
+        # The node that is visited, and from which one each term was read.
+        self._visited: Any = None
+        self.begins: list[tuple[Details, Any]] = []
 
     def read(self, root: Any) -> None:
         """Add the losses below this node, from the first to the last."""
@@ -205,6 +214,7 @@ class _Terms:
         visited = 0
         while waiting:
             node, factor = waiting.pop()
+            self._visited = node
             self._is_whole = not (waiting or self._terms)
             name = type(node).__name__
             visited += 1
@@ -242,6 +252,7 @@ class _Terms:
             if reduction == "sum":
                 self._sums[op, factor] = term
         self._row.take(elements, partial(_put_elements, term))
+        self.begins.append((term, self._visited))
         return term
 
     def _multiply(self, term: Details, factor: _Factor) -> None:
@@ -415,6 +426,18 @@ def _compares_samples(node: Any) -> bool:
         return False
     factors = _factors_below(node)
     return bool(factors) and not any(map(_is_weight, factors))
+
+
+def probabilities(node: Any) -> str:
+    """Return what made probabilities for a loss that takes logits, as a softmax does before a cross entropy."""
+    way = []
+    for _ in range(_MOST_SCALINGS):
+        name = type(node).__name__
+        if name not in _SAME:
+            way.append(name.partition("Backward")[0])
+        node = None if node is None else _only_below(node)
+    given = _GIVEN_PROBABILITIES.match("/".join(way))
+    return given[5] if given else ""
 
 
 def _factors_below(node: Any) -> list[Any]:
@@ -639,8 +662,11 @@ def describe_root(
     row: Backward,
     args: patches.Args,
     kwargs: patches.Kwargs,
-) -> None:
-    """Write into the row what `torch.autograd.backward` was called on, and how."""
+) -> list[tuple[Details, Any]]:
+    """Write into the row what `torch.autograd.backward` was called on, and how.
+
+    Returns its terms, each with a node from which it was read.
+    """
     call = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
     retain = call.get("retain_graph")
     row.keeps = bool(call.get("create_graph") if retain is None else retain)
@@ -654,12 +680,14 @@ def describe_root(
     # An edge of the graph is a tuple that has a node.
     if not isinstance(roots, list | tuple) or hasattr(roots, "node"):
         roots = [roots]
+    terms = _Terms(row)
     with torch._C.DisableTorchFunction():  # a subclass would be asked each question
         row.nodes = tuple(filter(None, map(_node_of, roots)))
         if len(roots) == 1:
-            _describe_root(row, roots[0], given)
+            _describe_root(row, terms, roots[0], given)
         else:
-            _Terms(row).add("", unknown=_START)
+            terms.add("", unknown=_START)
+    return terms.begins
 
 
 def _node_of(root: Any) -> Any:
@@ -669,12 +697,11 @@ def _node_of(root: Any) -> Any:
     return getattr(root, "node", None)
 
 
-def _describe_root(row: Backward, root: Any, given: Any) -> None:
+def _describe_root(row: Backward, terms: _Terms, root: Any, given: Any) -> None:
     single = isinstance(root, Tensor) and root.numel() == 1
     if single:
         value = root if type(root) in PLAIN else plainly(local(root))
         row.take(_number(value), partial(setattr, row, "loss"))
-    terms = _Terms(row)
     if not row.nodes:
         terms.add("", unknown=_LEAF_ITSELF)
         return
@@ -696,12 +723,10 @@ def _is_one(given: Any) -> bool:
 # --- weights: those that no recording has, and old copies ------------------------------------------
 
 
-def parameters_below(roots: Sequence[Any]) -> list[Any]:
-    """Return the parameters that a backward from these nodes reaches."""
+def leaves_below(roots: Sequence[Any]) -> list[Any]:
+    """Return the leaves that a backward from these nodes reaches."""
     nodes = nodes_below(roots)
-    leaves = [node.variable for node in nodes if type(node) is ACCUMULATE_GRAD]
-    # A leaf may also be an input of which the gradient is wanted.
-    return [leaf for leaf in leaves if type(leaf) is torch.nn.Parameter]
+    return [node.variable for node in nodes if type(node) is ACCUMULATE_GRAD]
 
 
 class CastCache:

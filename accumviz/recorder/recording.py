@@ -27,7 +27,12 @@ from accumviz.recorder.callsite import Caller, CallSite, CallSites
 from accumviz.recorder.columns import About, Backward, Columns, Details, Leaves, Row
 from accumviz.recorder.distributed import Collectives
 from accumviz.recorder.gradients import Gradients
-from accumviz.recorder.loss_terms import CastCache, describe_root, parameters_below
+from accumviz.recorder.loss_terms import (
+    CastCache,
+    describe_root,
+    leaves_below,
+    probabilities,
+)
 from accumviz.recorder.memory import UNREAD, Held
 from accumviz.recorder.targets import (
     Loaders,
@@ -192,6 +197,8 @@ class Recording:
             self._notes.append(_UNREAD)
         # Whether an optimizer stepped of whose parameters none is recorded.
         self._elsewhere = False
+        # The lines that have called backward.
+        self._met: set[tuple[str, int]] = set()
         self._captured = False  # whether a CUDA graph was
         self._rank = distributed.rank()
         self._parameters: list[Parameter] | None = None  # once they have been let go
@@ -420,7 +427,8 @@ class Recording:
             bytes(gradients.present),
             thread,
         )
-        describe_root(running, args, kwargs)
+        terms = describe_root(running, args, kwargs)
+        self._note_first(running.site, terms)
         if is_first:
             self._note_unrecorded(running)
         self._note_weights(running)
@@ -433,11 +441,27 @@ class Recording:
 
     def _note_unrecorded(self, running: Backward) -> None:
         """Note in a backward how many parameters it reaches that are not recorded, as of layers in a plain list."""
-        reached = parameters_below(running.nodes)
+        leaves = leaves_below(running.nodes)
+        # A leaf may also be an input of which the gradient is wanted.
+        reached = [leaf for leaf in leaves if type(leaf) is torch.nn.Parameter]
         many = len(reached) - len(self._gradients.owned(reached))
         # What FSDP puts together from shards are parameters, too.
         if many and not self._gradients.named.shards.wholes:
             running.details["unrecorded"] = many
+
+    def _note_first(self, site: CallSite, terms: list[tuple[Details, Any]]) -> None:
+        """Note of the first loss on a line which recorded leaves each of its terms reaches, and what that is given."""
+        if (site.file, site.line) in self._met:
+            return
+        self._met.add((site.file, site.line))
+        names = self._gradients.named.names
+        for term, node in terms:
+            leaves = self._gradients.owned(leaves_below([node]))
+            reached = {names[i] for i in leaves}
+            term["reaches"] = sorted(reached.union(term.get("reaches", ())))
+            given = probabilities(node)
+            if given:
+                term["probabilities"] = given
 
     def _note_weights(self, running: Backward) -> None:
         """Note in a backward which weights were moved by a hand, or read in a copy from before a step."""

@@ -233,10 +233,9 @@ def report_html(report: Report) -> str:
     parts = [f'<p class="av-verdict av-{look}">{said}</p>']
     if report.reason and report.verdict == "findings":
         parts.append(f"<p>{marked(report.reason)}</p>")
+    for said in filter(None, (*report.steps, *report.losses, report.not_seen)):
+        parts.append(f"<p class='av-said'>{escape(said)}</p>")
     parts += [_finding(finding) for finding in report.findings]
-    parts += [f"<p class='av-said'>{escape(taken)}</p>" for taken in report.steps]
-    if report.not_seen:
-        parts.append(f"<p class='av-said'>{report.not_seen}</p>")
     if report.unjudged:
         rows = ""
         for rule, why in report.unjudged.items():
