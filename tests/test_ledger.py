@@ -15,13 +15,8 @@ from hypothesis import strategies as st
 
 import accumviz as av
 from accumviz.ledger.ledger import CONTRIBUTED, PRESENT, Event, Events, Ledger, Parameter
-from tests import toys
 from tests.thorough import examples
-from tests.toys import W
-
-
-def backward(grad: float, contribution: float, **fields: Any) -> dict[str, Any]:
-    return toys.backward(contribution, grad, **fields)
+from tests.toys import W, backward
 
 
 def step(grad: float | None = None, **details: Any) -> dict[str, Any]:
@@ -33,7 +28,7 @@ ZERO: dict[str, Any] = {"kind": "zero_grad"}
 
 @pytest.fixture
 def toy() -> Ledger:
-    return Ledger.build([W], [backward(-16, -16), backward(-20, -4), step(-20), ZERO])
+    return Ledger.build([W], [backward(-16, -16), backward(-4, -20), step(-20), ZERO])
 
 
 @pytest.mark.parametrize(("own", "shares"), [(False, [0.5, 0.5]), (True, [0.0, 0.5])])
@@ -227,7 +222,7 @@ def of_rank(rank: int, rows: list[dict[str, Any]]) -> Ledger:
 
 
 def adds(value: float, total: float | None = None) -> dict[str, Any]:
-    return backward(total or value, value)
+    return backward(value, total or value)
 
 
 def reduces(mean: float, **details: Any) -> dict[str, Any]:
