@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR
 
 import accumviz as av
 from accumviz.checks.report import Report
@@ -185,6 +185,42 @@ def test_a_schedule_of_which_half_is_left_at_the_end_of_a_script_is_a_condition(
     recording.stop("exit")
     condition = av.check(recording).condition
     assert said in condition and bool(said) == bool(condition)
+
+
+@pytest.mark.parametrize(
+    ("loaded", "every", "said"),
+    [
+        (("optimizer",), 1, "a schedule that begins anew after 6 steps is meant"),
+        (("optimizer", "scheduler"), 1, ""),
+        ((), 1, ""),
+        (("optimizer",), 8, ""),  # it had not begun
+    ],
+)
+def test_a_schedule_that_begins_anew_where_the_optimizer_goes_on_is_a_condition(
+    loaded: tuple[str, ...], every: int, said: str
+) -> None:
+    saved: dict[str, Any] = {}
+    for steps in (6, 8):
+        model = nn.Linear(3, 1)
+        optimizer = Adam(model.parameters(), lr=0.1)
+        # Of two schedules in a row, the second one begins at its own 0.
+        parts = [LambdaLR(optimizer, lambda step: 1 / (1 + step)) for _ in range(2)]
+        scheduler = SequentialLR(optimizer, parts, [9])
+        objects = {"optimizer": optimizer, "scheduler": scheduler}
+        for name in loaded if saved else ():
+            objects[name].load_state_dict(saved[name])
+        recording = av.record(model, optimizer)
+        recording.start()
+        for n in range(steps):
+            optimizer.zero_grad()
+            model(torch.randn(8, 3)).square().mean().backward()
+            optimizer.step()
+            if n % every == every - 1:
+                scheduler.step()
+        recording.stop("exit")
+        saved = {name: each.state_dict() for name, each in objects.items()}
+    condition = av.check(recording).condition
+    assert condition.startswith(said) and bool(said) == bool(condition)
 
 
 @pytest.mark.parametrize(("waits", "said"), [(False, "a schedule that goes on in 4 steps"), (True, "")])

@@ -375,7 +375,8 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
         too_often = _stepped_too_often(optimizer, schedules)
         if too_often and _comes_to_nothing(optimizer, schedules):
             yield "a schedule of the micro-batches is meant", int(schedules[0])
-        for said in filter(None, (_ends_early(optimizer), _runs_ahead(optimizer))):
+        every = _ends_early, _runs_ahead, _begins_anew
+        for said in filter(None, (find(optimizer) for find in every)):
             yield said, int(schedules[-1])
         alone = _clipped_alone(optimizer)
         if alone:
@@ -444,6 +445,18 @@ def _runs_ahead(optimizer: OptimizerHistory) -> str:
     if ahead <= _AGAIN:
         return ""
     return f"a schedule that goes on in {ahead} steps which the scaler skipped is meant"
+
+
+def _begins_anew(optimizer: OptimizerHistory) -> str:
+    """Say how many steps an optimizer's state had been loaded with when its schedule began, in a whole script."""
+    schedules = _schedules(optimizer)
+    stepped = optimizer.events.detail("stepped", math.nan)[schedules]
+    whole = optimizer.ledger.meta.get("ended") == "exit"
+    before = np.nanmax(stepped - optimizer.steps.searchsorted(schedules), initial=0)
+    # One that steps more seldom may not have begun.
+    if not whole or before * schedules.size < max(optimizer.steps.size, 1):
+        return ""
+    return f"a schedule that begins anew after {before:g} steps is meant"
 
 
 def _schedules(optimizer: OptimizerHistory) -> np.ndarray:

@@ -532,10 +532,12 @@ class Recording:
             return
         self._before_change()
         details: Details = {"scheduler": type(scheduler).__name__}
-        made_for = horizon(scheduler)
         # One that goes on from a checkpoint takes the rest of its steps alone.
-        if made_for and getattr(scheduler, "last_epoch", 0) == 1:
-            details["horizon"] = made_for
+        if getattr(scheduler, "last_epoch", 0) == 1:
+            state = next(iter(optimizer.state.values()), None)
+            stepped = state.get("step") if isinstance(state, dict) else None
+            begins = {"horizon": horizon(scheduler), "stepped": stepped}
+            details |= {name: each for name, each in begins.items() if each is not None}
         details |= self._describe_optimizer(optimizer, frame)
         name = called(scheduler, frame)
         self._emit("schedule", self._site(frame), name, details, [])
