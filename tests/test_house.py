@@ -16,12 +16,7 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 # Whatever imports torch records; all else reads what was recorded. Each folder may import from those before it.
-RECORDER = (
-    "accumviz.recorder",
-    "accumviz.graph.trace",
-    "accumviz.graph.recorded",
-    "accumviz.graph.node_values",
-)
+RECORDER = ("accumviz.recorder", "accumviz.graph.trace", "accumviz.graph.recorded", "accumviz.graph.node_values")
 TEACHING_WITH_TORCH = {"accumviz.book.distribute", "accumviz.book.lab"}
 # Above everything, the recorder included: they run, or stand around, what the user trains.
 ABOVE = {"accumviz.cli", "accumviz.expectation"} | {name for name in MODULES if "accumviz.integrations" in name}
@@ -58,10 +53,7 @@ READERS = set(MODULES) - inside(set(MODULES), *RECORDER) - TEACHING_WITH_TORCH -
 def test_a_module_imports_nothing_from_a_later_folder(module: str) -> None:
     folders = [folder for folder in FLOORS if inside({module}, folder)]
     later = FLOORS[FLOORS.index(folders[0]) + 1 :] if folders else ()
-    assert inside(imports(module), *later) == set() or module in {
-        "accumviz.__main__",
-        "accumviz.show",
-    }
+    assert inside(imports(module), *later) == set() or module in {"accumviz.__main__", "accumviz.show"}
     assert inside(imports(module), *RECORDER) == set()
 
 
