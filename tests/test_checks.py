@@ -810,7 +810,20 @@ def test_a_report_carries_no_text_that_a_page_would_run() -> None:
 _NONSENSE: list[Any] = [None, True, -1, 0, 1e308, math.nan, math.inf, "x", [], {}, [1], {"a": 1}, [{}], [[None]]]
 _KEYS = (
     *("terms", "armed", "no_sync", "ranks", "amp_scale", "max_norm", "total_norm", "optimizer_index", "skipped"),
-    *("what", "loader", "lr", "by", "error", "unmeasured", "armed_line", "old_weight", "unmoved", "horizon", "stepped"),
+    *(
+        "what",
+        "loader",
+        "lr",
+        "by",
+        "error",
+        "unmeasured",
+        "armed_line",
+        "old_weight",
+        "unmoved",
+        "horizon",
+        "stepped",
+        "growth",
+    ),
     "unrecorded",
 )
 

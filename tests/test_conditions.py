@@ -223,6 +223,25 @@ def test_a_schedule_that_begins_anew_where_the_optimizer_goes_on_is_a_condition(
     assert condition.startswith(said) and bool(said) == bool(condition)
 
 
+@pytest.mark.parametrize("anew", [True, False])
+def test_a_scale_that_leaps_up_with_each_new_scaler_is_a_condition(anew: bool) -> None:
+    model, optimizer = line()
+    with av.record(model, optimizer) as recording:
+        for epoch in range(3):
+            if anew or not epoch:
+                # One that grows with each step.
+                scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_factor=4.0, growth_interval=1)
+            for infinite in (True, True, True, False):
+                optimizer.zero_grad()
+                loss = model(torch.randn(8, 3)).square().mean() * (torch.inf if infinite else 1.0)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+    said = "a scale that leaps up 2 times, as with a new scaler in each epoch, is meant (test_conditions.py:"
+    condition = av.check(recording).condition
+    assert condition.startswith(said) == ("leaps" in condition) == anew
+
+
 @pytest.mark.parametrize(("waits", "said"), [(False, "a schedule that goes on in 4 steps"), (True, "")])
 def test_a_schedule_that_goes_on_in_skipped_steps_is_a_condition(waits: bool, said: str) -> None:
     model, optimizer = line()

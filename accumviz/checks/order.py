@@ -378,6 +378,10 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
         every = _ends_early, _runs_ahead, _begins_anew
         for said in filter(None, (find(optimizer) for find in every)):
             yield said, int(schedules[-1])
+        leaps = _leaps(optimizer)
+        if len(leaps) > 1:
+            said = f"a scale that leaps up {len(leaps)} times, as with a new scaler in each epoch, is meant"
+            yield said, leaps[0]
         alone = _clipped_alone(optimizer)
         if alone:
             said = f"{len(alone)} clips before a step are meant, each by the norm of its own parameters"
@@ -457,6 +461,17 @@ def _begins_anew(optimizer: OptimizerHistory) -> str:
     if not whole or before * schedules.size < max(optimizer.steps.size, 1):
         return ""
     return f"a schedule that begins anew after {before:g} steps is meant"
+
+
+def _leaps(optimizer: OptimizerHistory) -> list[int]:
+    """Return the unscalings, right after another one of this optimizer's, whose scale has more than grown since."""
+    unscales = optimizer.at["unscale"]
+    scales = optimizer.events.detail("amp_scale", math.nan)[unscales]
+    growth = optimizer.events.detail("growth", math.nan)[unscales]
+    mine = optimizer.changes[unscales]
+    leaps = (scales[1:] > 1.01 * growth[1:] * scales[:-1]) & mine[1:] & mine[:-1]
+    events: list[int] = unscales[1:][leaps].tolist()
+    return events
 
 
 def _schedules(optimizer: OptimizerHistory) -> np.ndarray:

@@ -454,7 +454,9 @@ def _read_unscale(args: Args, kwargs: Kwargs) -> _Change | None:
     optimizer = args[1] if len(args) > 1 else kwargs["optimizer"]
     if not getattr(args[0], "_enabled", True):  # switched off, it does nothing
         return None
-    return optimizer, optimizer, {"amp_scale": getattr(args[0], "_scale", None)}
+    names = {"amp_scale": "_scale", "growth": "_growth_factor"}
+    scaler = {name: getattr(args[0], held, None) for name, held in names.items()}
+    return optimizer, optimizer, scaler
 
 
 def _reducing(call: Call) -> Steps:
