@@ -302,14 +302,12 @@ def a_step_of_the_scaler_and_one_more(record):
             optimizer.step()  # wrong, finding: gradient-applied-twice
 
 
-def a_step_one_micro_batch_too_early(record):
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[2] * 17)):
-            (F.cross_entropy(model(x), y) / 4).backward()  # finding: wrong-divisor
-            if i % 3 == 2:  # wrong
-                # right: if i % 4 == 3:
-                optimizer.step()
-                optimizer.zero_grad()
+def a_step_one_micro_batch_too_early(model, optimizer, x, y, i):
+    (F.cross_entropy(model(x), y) / 4).backward()  # finding: wrong-divisor
+    if i % 3 == 2:  # wrong
+        # right: if i % 4 == 3:
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def a_sum_that_begins_anew_in_each_window_of_which_each_backward_runs_all_so_far(record):
@@ -481,14 +479,12 @@ def graphs_kept_in_a_list(record):
             optimizer.zero_grad()
 
 
-def layers_replaced_after_the_optimizer_was_made(record):
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[2] * 12)):
-            model = net() if i == 6 else model  # wrong
-            F.cross_entropy(model(x), y).backward()  # finding: parameter-outside-or-twice
-            nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 9.0)
-            optimizer.step()
-            optimizer.zero_grad()
+def layers_replaced_after_the_optimizer_was_made(model, optimizer, x, y, i):
+    model = net() if i == 6 else model  # wrong
+    F.cross_entropy(model(x), y).backward()  # finding: parameter-outside-or-twice
+    nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 9.0)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def means_of_unequal_lengths(model, x, y, sizes=(3, 11, 5, 7)):
@@ -498,13 +494,11 @@ def means_of_unequal_lengths(model, x, y, sizes=(3, 11, 5, 7)):
     # right: (loss / 26).backward()
 
 
-def never_zeroed(record):
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[2] * 16)):
-            (F.cross_entropy(model(x), y) / 4).backward()
-            if i % 4 == 3:
-                optimizer.step()  # wrong, finding: missing-zero-grad
-                # right: optimizer.step(); optimizer.zero_grad()
+def never_zeroed(model, optimizer, x, y, i):
+    (F.cross_entropy(model(x), y) / 4).backward()
+    if i % 4 == 3:
+        optimizer.step()  # wrong, finding: missing-zero-grad
+        # right: optimizer.step(); optimizer.zero_grad()
 
 
 def one_autocast_around_the_whole_loop(record):
@@ -549,17 +543,15 @@ def one_of_two_optimizers_zeroed_between_the_backward_and_its_step_which_the_oth
             two.zero_grad()
 
 
-def steps_on_all_but_the_last(record):
+def steps_on_all_but_the_last(model, optimizer, x, y, i):
     """The condition is the wrong way round: it steps on all micro-batches but the last of a window."""
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[2] * 16)):
-            loss = F.cross_entropy(model(x), y) / 4
-            loss.backward()  # finding: sums-differ
-            last = i % 4 != 3  # wrong
-            # right: last = i % 4 == 3
-            if last:
-                optimizer.step()
-                optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y) / 4
+    loss.backward()  # finding: sums-differ
+    last = i % 4 != 3  # wrong
+    # right: last = i % 4 == 3
+    if last:
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def steps_smaller_than_the_rounding_of_the_weights(record):
@@ -657,12 +649,10 @@ def windows_that_grow(record):
             optimizer.zero_grad()
 
 
-def zeroed_inside_the_window(record):
-    with trained(record) as (model, optimizer):
-        for i, (x, y) in enumerate(batches(*[2] * 16)):
-            optimizer.zero_grad()  # wrong, finding: zero-grad-inside-window
-            # right:
-            (F.cross_entropy(model(x), y) / 4).backward()
-            if i % 4 == 3:
-                optimizer.step()  # wrong
-                # right: optimizer.step(); optimizer.zero_grad()
+def zeroed_inside_the_window(model, optimizer, x, y, i):
+    optimizer.zero_grad()  # wrong, finding: zero-grad-inside-window
+    # right:
+    (F.cross_entropy(model(x), y) / 4).backward()
+    if i % 4 == 3:
+        optimizer.step()  # wrong
+        # right: optimizer.step(); optimizer.zero_grad()

@@ -4,7 +4,7 @@ The line that is to be found ends with `# finding: rule`. A line that ends with 
 `# right: code` is a line. So a loop and its twin have the same lines at the same numbers.
 
 A function of `record` is a whole loop. One of `model`, `x`, `y` is what happens with each micro-batch: a step follows
-on each four, of these `sizes`.
+on each four, of these `sizes`, unless it is given the `optimizer`, too.
 """
 
 import ast
@@ -60,18 +60,18 @@ def scripts(module: str) -> Iterator[Script]:
 
 def _whole(loop: ast.FunctionDef, lines: list[str]) -> list[str]:
     """The lines of a loop. What is given a `model` stands for one micro-batch in windows of four."""
-    if loop.args.args[0].arg != "model":
+    names = [argument.arg for argument in loop.args.args]
+    if "model" not in names:
         return lines
     sizes = ast.literal_eval(loop.args.defaults[0]) if loop.args.defaults else (2, 2, 2, 2)
-    return [
+    whole = [
         f"def {loop.name}(record):",
         "    with trained(record) as (model, optimizer):",
         f"        for i, (x, y) in enumerate(batches(*{sizes} * 4)):",
         *(line and " " * 8 + line for line in lines[1:]),
-        "            if i % 4 == 3:",
-        "                optimizer.step()",
-        "                optimizer.zero_grad()",
     ]
+    step = ["if i % 4 == 3:", "    optimizer.step()", "    optimizer.zero_grad()"]
+    return whole + [" " * 12 + line for line in step if "optimizer" not in names]
 
 
 def run(text: str, name: str, path: Path, record: Any) -> None:
