@@ -370,7 +370,8 @@ def _explain(options: Any) -> None:
 def _compare(options: Any) -> None:
     from accumviz.checks.compare import compare
 
-    mine, reference = _load(options.a), _load(options.b)
+    mine = _load(options.a)
+    reference = _load(options.b)
     try:
         comparison = compare(mine, reference)
     except ValueError as error:

@@ -32,8 +32,11 @@ class Expectation:
         allow_unjudged: bool,
         ignore: frozenset[str],
     ) -> None:
-        self.recording, self._wanted, self._fail_on = recording, wanted, fail_on
-        self._allow_unjudged, self._ignore = allow_unjudged, ignore
+        self.recording = recording
+        self._wanted = wanted
+        self._fail_on = fail_on
+        self._allow_unjudged = allow_unjudged
+        self._ignore = ignore
 
     @property
     def ledger(self) -> Ledger:
@@ -59,7 +62,8 @@ class Expectation:
         self.recording.__exit__(kind, error, trace)
         if error is not None:  # what went wrong in the block is what there is to say
             return
-        ledger, report = self.ledger, self.report
+        ledger = self.ledger
+        report = self.report
         said = list(_unmet(ledger, **self._wanted))
         if report.reason and not self._allow_unjudged:
             said.insert(0, f"there is no verdict: {report.reason}")

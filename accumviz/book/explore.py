@@ -107,7 +107,8 @@ class Explorer(Displayed):
 
     def _draw_among_others(self, player: Player) -> None:
         """Draw a run's weights and heat map to the scales of all runs."""
-        player.ground, player.levels = self._ground, self._levels
+        player.ground = self._ground
+        player.levels = self._levels
 
     def run(self, **choice: Any) -> Ledger:
         """Return the ledger of one run, as in `explorer.run(k=4)`; a choice that is left out has its first value.
@@ -160,7 +161,8 @@ class Explorer(Displayed):
     def to_html(self) -> str:
         """Return a fragment of HTML that needs nothing else; without scripts, a table of all runs remains."""
         sheets = [assets()[0], _static("explore.css")]
-        data, script = encode(self.content), _static("explore.js")
+        data = encode(self.content)
+        script = _static("explore.js")
         return fragment("explorer", self.id, self._table(), data, sheets, script)
 
     def live(self) -> Any:

@@ -376,7 +376,8 @@ def near(start: Choice) -> list[dict[str, str]]:
 
 def loop_lines(choice: Choice) -> Iterator[LoopLine]:
     """Yield the loop from top to bottom, lines and places."""
-    step, tail = choice["step"], choice["tail"]
+    step = choice["step"]
+    tail = choice["tail"]
     in_windows = step == "window"
     if choice["divide"] == "K" or in_windows:
         yield LoopLine(0, "K = 3")
@@ -416,7 +417,8 @@ def _loss_lines(choice: Choice) -> Iterator[LoopLine]:
 
 
 def _divisor(choice: Choice) -> str:
-    step, divide = choice["step"], choice["divide"]
+    step = choice["step"]
+    divide = choice["divide"]
     if step == divide == "window" and choice["tail"] != "step":
         return "K"
     return _DIVISORS.get(divide, {}).get(step, "")

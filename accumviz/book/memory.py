@@ -64,7 +64,8 @@ class Peaks(Picture):
         """What the picture shows, in sentences."""
         sentences = []
         for k in self.ks:
-            plain, recomputed = self.peak(k, False), self.peak(k, True)
+            plain = self.peak(k, False)
+            recomputed = self.peak(k, True)
             sentences.append(
                 f"K = {k}: at most {size(plain)} are alive, with checkpoints {size(recomputed)}."
             )

@@ -167,7 +167,8 @@ class Overlap(Picture):
 
     def _mark(self, setting: Setting, rank: int, one: Stretch) -> Mark:
         zero = self._zero(setting)
-        start, end = one.start - zero, one.end - zero
+        start = one.start - zero
+        end = one.end - zero
         says = f"{_ms(start)} to {_ms(end)} ms, rank {rank}: {_said(one)}"
         name = f"{one.kind} {rank} {one.micro_batch} {one.which}"
         place = self._part(start), self._part(one.seconds)

@@ -48,7 +48,8 @@ class Game(NamedTuple):
     @property
     def centres(self) -> str:
         """The fewest and the most that one of the games has filled."""
-        least, most = min(self.filled), max(self.filled)
+        least = min(self.filled)
+        most = max(self.filled)
         return f"{least} to {most}" if least < most else f"{least}"
 
 
@@ -95,7 +96,8 @@ class Plumbing(Picture):
         runs = []
         for taps in itertools.product((False, True), repeat=len(LINES)):
             written, consumed = self._norms[taps]
-            levels, pipes = self._parts(consumed), self._parts(written)
+            levels = self._parts(consumed)
+            pipes = self._parts(written)
             pipes.append(pipes[_INTO_D] - levels[_INTO_D])
             runs.append(
                 {

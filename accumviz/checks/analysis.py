@@ -350,7 +350,8 @@ class LedgerAnalysis:
 
     def carried(self, share: WindowShare) -> int:
         """Count the micro-batches of a window that came before a loader began anew inside it."""
-        first, last = share.backwards[0], share.backwards[-1]
+        first = share.backwards[0]
+        last = share.backwards[-1]
         carried = 0
         for begins, ends in self.epochs:
             if first < begins < last and self.backward[begins:ends].any():
@@ -452,7 +453,8 @@ class OptimizerHistory(LedgerAnalysis):
         self.read = self.consumed.backward[first]
         self.windows: dict[int, list[int]] = {}
         self.first_step_of: dict[int, int] = {}
-        read, steps = self.read.tolist(), self.read_step.tolist()
+        read = self.read.tolist()
+        steps = self.read_step.tolist()
         pairs = zip(read, steps, strict=True)
         for backward, step in pairs:
             self.windows.setdefault(step, []).append(backward)

@@ -181,9 +181,11 @@ def compare(a: Ledger | Recorded, b: Ledger | Recorded) -> Comparison:
     >>> result.relative, result.parting.said
     (1.0, 'backward 1 of the window: what a adds is off by 100 %')
     """
-    a, b = recorded(a, "compare"), recorded(b, "compare")
+    a = recorded(a, "compare")
+    b = recorded(b, "compare")
     common, notes = _common_parameters(a, b)
-    of_a, of_b = _windows(a, "a"), _windows(b, "b")
+    of_a = _windows(a, "a")
+    of_b = _windows(b, "b")
     every = *a.parameters, *b.parameters
     double = all(parameter.dtype == "float64" for parameter in every)
     steps: list[StepPair] = []
@@ -235,7 +237,8 @@ def _common_parameters(
     a: Ledger, b: Ledger
 ) -> tuple[list[tuple[str, int, int]], list[str]]:
     """Return the parameters of one name and shape in both, and notes of the others."""
-    in_a, in_b = _columns(a), _columns(b)
+    in_a = _columns(a)
+    in_b = _columns(b)
     common = [(key[0], in_a[key], in_b[key]) for key in in_a if key in in_b]
     if not common:
         raise ValueError(
@@ -269,9 +272,13 @@ def _gradient(ledger: Ledger, step: int, p: int, event: int) -> tuple[np.ndarray
 
     That is each element, and True, or their norm, and False.
     """
-    of, norms, bit = "contribution", ledger.contribution, CONTRIBUTED
+    of = "contribution"
+    norms = ledger.contribution
+    bit = CONTRIBUTED
     if event == step:
-        of, norms, bit = "grad", ledger.grad, PRESENT
+        of = "grad"
+        norms = ledger.grad
+        bit = PRESENT
     optimizer = ledger[step].details.get("optimizer_index", 0)
     is_owned = optimizer in ledger.parameters[p].optimizers
     if not is_owned or not ledger.state[event, p] & bit:
@@ -316,7 +323,8 @@ def _whole(parts: Sequence[Distance]) -> Distance:
 
 def _parting(pair: _Pair, rounding: float) -> Parting:
     """Return the first backwards that add something else, or the steps where none does."""
-    a, b = pair.in_a, pair.in_b
+    a = pair.in_a
+    b = pair.in_b
     at = a.step, b.step
     said = (
         "the step: what the backwards add is the same, and what the steps read is not"

@@ -374,7 +374,7 @@ def zeroing(step: Event) -> str:
     call = re.search(rf"({_NAME})\.step\(\s*({_NAME})?", step.source)
     if call is None:
         return "optimizer.zero_grad()"
-    stepping, given = call[1], call[2]
+    stepping, given = call.groups()
     by_scaler = given and "scaler" in stepping.lower()
     return f"{given if by_scaler else stepping}.zero_grad()"
 

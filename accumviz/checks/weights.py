@@ -149,7 +149,8 @@ def double_division(analysis: LedgerAnalysis, shares: WindowShares) -> Findings:
     # Half a loss is a choice that people make; a sixteenth of one is not. Every whole window has to agree.
     if not twice or twice[0].many < 3:
         return
-    share, many = twice[0], twice[0].many
+    share = twice[0]
+    many = share.many
     if len(twice) < sum(other.many >= many for other in several):
         return
     cause = (
@@ -195,7 +196,8 @@ def wrong_divisor(analysis: LedgerAnalysis, shares: WindowShares) -> Findings:
     full = _full(shares)
     if not full:
         return
-    share, many = full[0], full[0].many
+    share = full[0]
+    many = share.many
     by = _divisor(share)
     # A weight that is meant is multiplied with mostly; what one divides by is a count.
     if not (1 < by < many or 2 < by == many + 1):
@@ -367,7 +369,8 @@ def token_mean_of_means(analysis: LedgerAnalysis, shares: WindowShares) -> Findi
     if not unequal:
         return
     worst = max(unequal, key=_ratio)
-    smallest, largest = min(worst.sizes), max(worst.sizes)
+    smallest = min(worst.sizes)
+    largest = max(worst.sizes)
     severity = "error" if _misplaced(worst) > _MUCH else "warning"
     if all(map(_only_the_last_is_smaller, unequal)):
         severity = "note"
@@ -519,7 +522,8 @@ def sums_of_shares(optimizer: OptimizerHistory) -> str:
 
 
 def _from_to(values: Sequence[float]) -> str:
-    low, high = f"{min(values):,.4g}", f"{max(values):,.4g}"
+    low = f"{min(values):,.4g}"
+    high = f"{max(values):,.4g}"
     return low if are_close(values) else f"{low} to {high}"
 
 

@@ -313,7 +313,8 @@ def _second_step(
     optimizer: OptimizerHistory, other: OptimizerHistory, again: np.ndarray
 ) -> Finding:
     steps = optimizer.read_step[again].tolist()
-    backward, step = int(optimizer.read[again][0]), steps[0]
+    backward = int(optimizer.read[again][0])
+    step = steps[0]
     before = other.first_step_of[backward]
     reached = optimizer.contributed[backward, optimizer.columns]
     shared = np.intersect1d(optimizer.columns[reached], other.columns).tolist()

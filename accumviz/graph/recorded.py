@@ -71,8 +71,10 @@ class Scopes:
     def close(self) -> None:
         """Note no more calls, and forget what was noted."""
         _replace_call(tuple(scopes for scopes in _open if scopes is not self))
-        self.modules, self._places = {}, {}
-        self._starts, self._marks = [], []
+        self.modules = {}
+        self._places = {}
+        self._starts = []
+        self._marks = []
 
     def enter(self, module: Module) -> bool:
         """Note that this module is called; False if there is nothing to note."""
@@ -176,7 +178,8 @@ class Graphs:
         modules: dict[str, Module],
         sites: CallSites,
     ) -> None:
-        self._scopes, self._sites = Scopes(modules), sites
+        self._scopes = Scopes(modules)
+        self._sites = sites
         self._open: list[EngineRun] = []
         self._room = ALL_NODES
         self._began = 0, 0
@@ -214,7 +217,8 @@ class Graphs:
             run = EngineRun(self._read(walk, frame), walk)
         self._open.append(run)
         self._room -= len(walk.order)
-        running.graph, running.finish_graph = run.graph, run.finish
+        running.graph = run.graph
+        running.finish_graph = run.finish
 
     def _read(
         self,
@@ -222,7 +226,8 @@ class Graphs:
         frame: FrameType | None,
     ) -> Graph:
         names = Names(self._sites.owner(frame))
-        values, notes = {}, []
+        values = {}
+        notes = []
         if len(walk.order) > VALUES_LIMIT:
             notes.append(TOO_LARGE)
         else:
@@ -269,7 +274,8 @@ class EngineRun:
         self.graph = graph
         self.closed = False
         self._task: int | None = None
-        self._top, self._leaves = walk.top, walk.leaves
+        self._top = walk.top
+        self._leaves = walk.leaves
         self._reads = len(walk.order) <= VALUES_LIMIT
         self._order: list[int] = []
         self._grads: dict[int, Any] = {}

@@ -155,7 +155,8 @@ def graph_of(
     notes: Iterable[str] = (),
 ) -> Graph:
     """Put what is known of the nodes into a `Graph`; without `ran_in`, parameters say which modules a large one has."""
-    values, grads = values or {}, grads or {}
+    values = values or {}
+    grads = grads or {}
     paths = _Paths(modules, walk.leaves)
     storages = _Storages(walk.leaves)
     is_large = len(walk.order) > FOLDED

@@ -63,7 +63,8 @@ _WRONG = (
 
 def pack(header: dict[str, Any], arrays: dict[str, ndarray]) -> bytes:
     """Return a chunk as it is stored."""
-    columns, parts = [], []
+    columns = []
+    parts = []
     for name, array in arrays.items():
         columns.append([name, array.dtype.str, list(array.shape)])
         # Bytes of equal weight side by side: exponents repeat, so zlib finds much more.

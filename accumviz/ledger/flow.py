@@ -215,7 +215,8 @@ def _factor(ledger: Arrays, change: _Change) -> Factor:
 
 
 def _of_sync(change: _Change) -> Factor:
-    event, ranks = change.event, change.number("ranks")
+    event = change.event
+    ranks = change.number("ranks")
     usual = "mean" if event.within == "backward" else ""
     reduction = event.details.get("reduction", usual)
     if reduction not in ("mean", "sum") or not 1 <= ranks < math.inf:

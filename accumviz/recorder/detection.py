@@ -39,8 +39,10 @@ class Detector:
         *,
         exact: int = 64,
     ) -> None:
-        self._path, self._exact = path, exact
-        self.recordings, self.notes = recordings, notes
+        self._path = path
+        self._exact = exact
+        self.recordings = recordings
+        self.notes = notes
         self._number = 1  # of the first name that no other run has
         # For each recording that is open, the optimizers that it was opened with.
         self._opened: dict[Recording, list[ref[Any]]] = {}

@@ -181,7 +181,8 @@ class Recording:
         self._gradients = Gradients(named, exact)
         self._optimizers = Optimizers(self._gradients.owned)
         self._memory = Held(memory)
-        self._sites, self._loaders = CallSites(), Loaders()
+        self._sites = CallSites()
+        self._loaders = Loaders()
         self._casts = CastCache()
         self._rounds = any(tensor.dtype in HALF for tensor in named.tensors)
         self._graphs = Graphs(named.modules, self._sites) if graphs else None
@@ -323,7 +324,8 @@ class Recording:
         running.details["error"] = _CLOSED_INSIDE
         running.done = True
         for sync in running.syncs:
-            sync.present, sync.done = running.present, True
+            sync.present = running.present
+            sync.done = True
 
     @property
     def tensors(self) -> list[Any]:
@@ -379,11 +381,13 @@ class Recording:
         if self.failure:
             patches.leave(self)
             return
-        self.failure, self._closed = type(error).__name__, True
+        self.failure = type(error).__name__
+        self._closed = True
         with contextlib.suppress(Exception):
             self.failure = describe(error)
         close = functools.partial(self._rows.close, stopped=self.failure)
-        let_go, give_up = self._let_go, self._rows.give_up
+        let_go = self._let_go
+        give_up = self._rows.give_up
         for part in (self._leave, give_up, let_go, close, self._say_stopped):
             with contextlib.suppress(Exception):
                 part()
@@ -584,7 +588,8 @@ class Recording:
         elif kind == "clip":
             parts = self._gradients.with_grad(tensors, sharded=True)
             changed = sorted({*changed, *parts})
-        site, label = self._site(frame), ""
+        site = self._site(frame)
+        label = ""
         if isinstance(owner, torch.nn.Module):
             label = site.subject or type(owner).__name__
         elif owner is not None:
@@ -611,7 +616,8 @@ class Recording:
     def captures(self, frame: FrameType) -> None:
         """A CUDA graph is being captured: nothing may be read, and nothing has happened yet."""
         if not self._captured:
-            self._captured, self._gradients.watches = True, False
+            self._captured = True
+            self._gradients.watches = False
             site = self._sites.find(frame)
             said = _CAPTURED.format(place=f"{site.file}, line {site.line}")
             self._notes.append(said)
@@ -673,7 +679,8 @@ class Recording:
             value = getattr(optimizer, attribute, None)
             if isinstance(value, Tensor):
                 details[name] = value
-        site, changed = self._site(frame), self._gradients.look()
+        site = self._site(frame)
+        changed = self._gradients.look()
         if changed and patches.has_hooks_before(optimizer):
             self._emit("edit", site, "", {"by": "hook"}, changed)
             changed = []

@@ -156,7 +156,9 @@ class _Child:
     def __init__(
         self, function: Any, path: Path | None, exact: int, diary: Path
     ) -> None:
-        self._function, self._path, self._exact = function, path, exact
+        self._function = function
+        self._path = path
+        self._exact = exact
         self._diary = diary
 
     def __call__(self, *args: Any) -> Any:
@@ -190,9 +192,12 @@ class _Session:
         exact: int,
         unreported: int,
     ) -> None:
-        self._path, self._finish, self._exact = path, finish, exact
+        self._path = path
+        self._finish = finish
+        self._exact = exact
         self._unreported = unreported
-        self._process, self._over = os.getpid(), False
+        self._process = os.getpid()
+        self._over = False
         self._detector: Any = None
         self.recordings: list[Any] = []
         self.notes: list[str] = []

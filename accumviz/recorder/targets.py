@@ -135,7 +135,8 @@ def names_of(item: Any, frame: Caller) -> Iterator[str]:
     for _ in range(_CALLERS):
         if frame is None:
             return
-        name, frame = variable(frame, item), frame.f_back
+        name = variable(frame, item)
+        frame = frame.f_back
         if name not in ("", "self"):  # a method of its own says `self`
             yield name
 

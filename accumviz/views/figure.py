@@ -142,7 +142,8 @@ class PageFigure(Figure):
     def to_html(self) -> str:
         """Return the figure as self-contained HTML: SVG in a box that scrolls by itself, and the same in words."""
         items = "".join(f"<li>{html.escape(word)}</li>" for word in self.words)
-        drawn, narrow = self.to_svg(), self.for_phone()
+        drawn = self.to_svg()
+        narrow = self.for_phone()
         if narrow is not None:
             # Where styles are taken off, one of the two is enough.
             hidden = 'class="av-narrow" style="display: none"'
@@ -229,7 +230,8 @@ def clear_of(
     """
     if not y + 1 < line < y + height - 1:
         return y + height / 2, height
-    above, below = line - 1.3 - y, y + height - line - 1.3
+    above = line - 1.3 - y
+    below = y + height - line - 1.3
     return (y + above / 2, above) if above > below else (y + height - below / 2, below)
 
 

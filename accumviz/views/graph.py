@@ -171,7 +171,9 @@ def graph_html(graph: Graph) -> str:
         pictures.append(("Folded by module", form, cards_of(form)))
     _, _, cards = pictures[0]
     legend = [card for _, _, shown in pictures for card in shown]
-    kind, more, notes = "", "", list(finest.notes)
+    kind = ""
+    more = ""
+    notes = list(finest.notes)
     if len(graph) > FOLDED:
         pictures.reverse()
         if folded:
@@ -182,7 +184,8 @@ def graph_html(graph: Graph) -> str:
                 sizes += f", {len(finest)} when unfolded as far as fits"
             notes = [*graph.notes, sizes]
         insides, are_all = _insides(graph, [form for _, form, _ in pictures], legend)
-        sheet, script = static("unfold.css"), static("unfold.js")
+        sheet = static("unfold.css")
+        script = static("unfold.js")
         kind = " av-large"
         more = f'<style data-accumviz>{sheet}</style>\n{insides}<script type="module" data-accumviz>{script}</script>\n'
         if not are_all:
@@ -461,7 +464,8 @@ def _paths(points: list[str], at: Callable[[str], complex]) -> tuple[str, str]:
     head = ""
     for point in points:
         if point.startswith("e,"):
-            tip, base = at(point[2:]), curve[-1]
+            tip = at(point[2:])
+            base = curve[-1]
             side = 1j * _TIP * (tip - base) / max(abs(tip - base), 0.1)
             head += f"M{_xy(tip)}L{_xy(base + side)} {_xy(base - side)}Z"
     return path, head

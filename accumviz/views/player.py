@@ -49,7 +49,9 @@ class Player(Displayed):
         graphs: Mapping[int, Graph],
         ground: Field | None = None,
     ) -> None:
-        self.ledger, self.graphs, self.ground = ledger, dict(graphs), ground
+        self.ledger = ledger
+        self.graphs = dict(graphs)
+        self.ground = ground
         # The levels of its heat map, where it shares them with other runs.
         self.levels: tuple[float, float] | None = None
         # With a report, it opens with that; `about` says whose.
@@ -274,7 +276,8 @@ def factors(graph: Graph, edges: Sequence[Sequence[Any]]) -> list[str]:
     grads = [_single(node.grad) for node in graph]
     texts = []
     for source, target, *_ in edges:
-        came, left = grads[source], grads[target]
+        came = grads[source]
+        left = grads[target]
         text = ""
         if came and left is not None and reached[target] == 1:
             factor = left / came

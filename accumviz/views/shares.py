@@ -239,7 +239,8 @@ def among(ledger: Ledger) -> str:
     >>> among(Ledger.build([], [{"kind": "sync"}], meta={"rank": 1, "ranks": 4})), among(Ledger.build([], []))
     ('all 4 ranks together, here rank 1', '')
     """
-    ranks, rank = ledger.meta.get("ranks", 1), ledger.meta.get("rank")
+    ranks = ledger.meta.get("ranks", 1)
+    rank = ledger.meta.get("rank")
     if not ledger.of("sync") or not isinstance(ranks, int) or ranks < 2:
         return ""
     here = "" if rank is None else f", here rank {rank}"

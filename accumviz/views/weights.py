@@ -126,9 +126,11 @@ class Field(NamedTuple):
 
         Each is a name, its attributes, and its text if it has one.
         """
-        below, beside = "step", self.name
+        below = "step"
+        beside = self.name
         if self.loss is not None:
-            below, beside = self.name, "loss"
+            below = self.name
+            beside = "loss"
         elements = self._ticks()
         end = {"x": 310, "y": 189, "text-anchor": "end"}
         elements.append(["path.av-axes", {"d": "M46 10V162H310"}])

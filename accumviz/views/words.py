@@ -112,7 +112,8 @@ def window_summary(ledger: Ledger) -> str:
     lengths = [len(window.backwards) for window in ledger.windows()]
     if not lengths:
         return "no optimizer step"
-    low, high = min(lengths), max(lengths)
+    low = min(lengths)
+    high = max(lengths)
     each = counted(low, "backward") if low == high else f"{low} to {high} backwards"
     return f"{counted(len(lengths), 'accumulation window')} of {each}"
 
@@ -155,7 +156,8 @@ def memory(event: Event) -> str:
     """
     if math.isnan(event.saved_before):
         return ""
-    before, after = size(event.saved_before), size(event.saved_after)
+    before = size(event.saved_before)
+    after = size(event.saved_after)
     return f"saved tensors {before} before, {after} after"
 
 
@@ -182,7 +184,8 @@ def held(event: Event) -> str:
 
 
 def _clipped(event: Event) -> str:
-    norms, limits = _numbers(event, "total_norm"), _numbers(event, "max_norm")
+    norms = _numbers(event, "total_norm")
+    limits = _numbers(event, "max_norm")
     texts = [f"norm {number(norm)}" for norm in norms]
     texts += [f"limit {number(limit)}" for limit in limits]
     for limit in _numbers(event, "clip_value"):
@@ -266,7 +269,8 @@ def overview(
     rows = counted(len(parameters), "parameter")
     text = f"{rows} × {counted(len(events), 'event')}, {window_summary(ledger)}"
     if finite.size:
-        low, high = number(finite.min()), number(finite.max())
+        low = number(finite.min())
+        high = number(finite.max())
         text += f"; contribution norms from {low} to {high}"
     if finite.size < norms.size:
         broken = counted(norms.size - finite.size, "contribution")
