@@ -297,7 +297,7 @@ def _load(file: Path) -> Ledger:
 
 def _load_ranks(files: list[Path]) -> list[Ledger]:
     """Return the ledger in a file, or the ledgers of all ranks of one run."""
-    ledgers = [_load(file) for file in files]
+    ledgers = list(map(_load, files))
     ranks = [ledger.meta.get("rank") for ledger in ledgers]
     if len(ranks) > 1 and (None in ranks or len(set(ranks)) < len(ranks)):
         _fail("expected one file, or those of different ranks of one run")
@@ -474,7 +474,7 @@ def _judge_children(files: list[Path], options: Any) -> Iterator[int]:
     """Say what is wrong with what the processes that a script started have recorded; return the exit codes."""
     if not files:
         return
-    ledgers = [_load(file) for file in files]
+    ledgers = list(map(_load, files))
     # Those of one run are numbered through; others are judged one by one.
     ranks = {ledger.meta.get("rank") for ledger in ledgers}
     together = [ledgers] if len(ranks) == len(ledgers) else [[one] for one in ledgers]

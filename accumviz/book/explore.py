@@ -115,7 +115,7 @@ class Explorer(Displayed):
 
         Raises what the experiment raised there, and `ValueError` for a choice that was not recorded.
         """
-        sizes = [len(values) for values in self.choices.values()]
+        sizes = list(map(len, self.choices.values()))
         places = positions("run", choice, self.choices)
         place = int(np.ravel_multi_index(places, sizes))
         run = self.runs[place]
@@ -136,7 +136,7 @@ class Explorer(Displayed):
         """What the page is told: each different run once, and what runs have in common once."""
         pages = [json.dumps(run.content(self._scale)) for run in self.runs]
         texts, grid = numbered(pages)
-        different = [json.loads(text) for text in texts]
+        different = list(map(json.loads, texts))
         shown = [page for page in different if "data" in page]
         rows, parts = shared([page["data"] for page in shown])
         for page, row in zip(shown, rows, strict=True):
@@ -375,7 +375,7 @@ def control(name: str, values: Sequence[Any]) -> dict[str, Any]:
     >>> control("k", [1, 2, 4])
     {'name': 'k', 'kind': 'slider', 'labels': ['1', '2', '4']}
     """
-    kinds = {type(value) for value in values}
+    kinds = set(map(type, values))
     kind = "select"
     if len(values) == 1:
         kind = "fixed"

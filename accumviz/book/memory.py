@@ -191,7 +191,7 @@ class Sharding(Picture):
     @property
     def content(self) -> dict[str, Any]:
         """What the page is told: a run for each setting, in the order of two binary digits."""
-        runs = [self._shown(setting) for setting in sorted(self.runs)]
+        runs = list(map(self._shown, sorted(self.runs)))
         return {"start": list(map(int, _START)), "runs": runs}
 
     def _shown(self, setting: Setting) -> dict[str, Any]:

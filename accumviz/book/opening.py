@@ -54,7 +54,7 @@ class Opening(Picture):
         return {
             "code": code["lines"],
             "token": self.token,
-            "rates": [number(rate) for rate in self.rates],
+            "rates": list(map(number, self.rates)),
             "start": self.rates.index(self.start),
             "ground": self._ground.elements(),
             "runs": runs,

@@ -123,8 +123,8 @@ class Overlap(Picture):
         self.caps = sorted({cap for cap, _ in self.runs})
         self._done = {}
         for setting, ranks in self.runs.items():
-            self._done[setting] = [stretches(notes) for notes in ranks]
-        self._axis = max(self.seconds(setting) for setting in self.runs)
+            self._done[setting] = list(map(stretches, ranks))
+        self._axis = max(map(self.seconds, self.runs))
 
     def seconds(self, setting: Setting) -> float:
         """Return how long a window takes, from the first forward to the last step."""
@@ -139,7 +139,7 @@ class Overlap(Picture):
         first = self._done[setting][0]
         reduced = [one.micro_batch for one in first if one.kind == "reduce"]
         computed = [one.micro_batch for one in first if one.kind == "gradient"]
-        size = self.layer * sum(computed.count(k) for k in set(reduced))
+        size = self.layer * sum(map(computed.count, set(reduced)))
         waits = sum(one.seconds for one in first if one.kind == "wait")
         return len(reduced), size, waits
 

@@ -273,7 +273,7 @@ def _payload(prediction: Prediction) -> str:
     }
     if not prediction.choices:
         answer["tolerance"] = prediction.tolerance
-    offered = [_text(choice) for choice in prediction.choices]
+    offered = list(map(_text, prediction.choices))
     asked = json.dumps([prediction.question, offered, answer])
     answer["id"] = hashlib.sha256(asked.encode()).hexdigest()[:16]
     return base64.b64encode(json.dumps(answer).encode()).decode()

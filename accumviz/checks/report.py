@@ -392,7 +392,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return list(map(plain, value))
     if isinstance(value, float) and not math.isfinite(value):
         return encoded(value)
     return value
@@ -407,7 +407,7 @@ def github(report: Report) -> str:
     >>> github(Report(reason="no optimizer stepped"))
     '::warning title=accumviz::No verdict: no optimizer stepped'
     """
-    commands = [_command(finding) for finding in report.findings]
+    commands = list(map(_command, report.findings))
     if report.reason:
         text = _escaped(f"No verdict: {literal(report.reason)}")
         commands.append(f"::warning title=accumviz::{text}")
@@ -445,7 +445,7 @@ def sarif(report: Report) -> str:
         "name": "accumviz",
         "rules": [{"id": rule} for rule in rules],
     }
-    results = [_result(finding) for finding in report.findings]
+    results = list(map(_result, report.findings))
     for finding in report.ignored:
         results.append(_result(finding) | {"suppressions": [{"kind": "external"}]})
     whole = {

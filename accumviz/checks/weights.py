@@ -511,7 +511,7 @@ def _sums(optimizer: OptimizerHistory) -> list[_StepSum]:
 
 def sums_of_shares(optimizer: OptimizerHistory) -> str:
     """Say how many micro-batches an optimizer's steps consumed, and to what their shares add up, if known."""
-    many = [len(window) for window in optimizer.windows.values()]
+    many = list(map(len, optimizer.windows.values()))
     if not many:
         return ""
     said = f"of {_from_to(many)} {'micro-batch' if max(many) == 1 else 'micro-batches'}"

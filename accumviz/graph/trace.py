@@ -216,7 +216,7 @@ class _Paths:
         modules: Mapping[str, Module],
         leaves: dict[int, torch.Tensor],
     ) -> None:
-        reached = {id(leaf) for leaf in leaves.values()}
+        reached = set(map(id, leaves.values()))
         self._parameters: dict[int, tuple[str, str]] = {}
         for root, module in modules.items():
             for path, parameter in module.named_parameters():
@@ -253,8 +253,8 @@ class _Paths:
                 used.setdefault(walk.order[edge.source], []).append(module)
         operations = [fn for i, fn in enumerate(walk.order) if i not in walk.leaves]
         operations.sort(key=lambda fn: fn._sequence_nr())
-        before = _holds(used.get(fn) for fn in operations)
-        after = _holds(used.get(fn) for fn in reversed(operations))[::-1]
+        before = _holds(map(used.get, operations))
+        after = _holds(map(used.get, reversed(operations)))[::-1]
         places = {}
         for fn, *ends in zip(operations, before, after, strict=True):
             places[fn] = _common(used.get(fn) or ends)

@@ -307,7 +307,7 @@ class Events(Sequence[Event]):
     @cached_property
     def details(self) -> list[Details]:
         """The distinct details, by their code."""
-        return [json.loads(text) for text in self.tables["details"]]
+        return list(map(json.loads, self.tables["details"]))
 
     @cached_property
     def _frames(self) -> list[tuple[tuple[str, int, str], ...]]:

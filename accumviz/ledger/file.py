@@ -379,7 +379,7 @@ def described(
     Elements are kept of the parameters with the numbers `kept`.
     """
     return {
-        "parameters": [asdict(parameter) for parameter in parameters],
+        "parameters": list(map(asdict, parameters)),
         "kept": list(kept),
         "meta": dict(meta),
     }
@@ -446,7 +446,7 @@ def decode(reader: Reader, kind: type[Kind]) -> Kind:
     meta = about["meta"] | reader.end
     if not all(isinstance(meta.get(name, 0), int) for name in ("rank", "ranks")):
         raise ValueError("its rank is no number")
-    parameters = [_parameter(row) for row in about["parameters"]]
+    parameters = list(map(_parameter, about["parameters"]))
     kept = about["kept"]
     elements = sum(parameters[p].numel for p in kept)
     block = join(parts or [Block.empty(len(parameters), elements)])

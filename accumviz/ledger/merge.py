@@ -153,7 +153,7 @@ def _rows(ledgers: list[Events]) -> ndarray:
 
     Returns rows × ranks, which of its events each rank has in the row (-1: none).
     """
-    collectives = [_collectives(events) for events in ledgers]
+    collectives = list(map(_collectives, ledgers))
     position = [0] * len(ledgers)
     rows: list[list[int]] = []
     while next_of := _next_collectives(collectives, position):

@@ -164,7 +164,7 @@ def _site(stack: list[tuple[FrameType, int]]) -> CallSite:
         return _describe(libraries[0], None) if libraries else CallSite()
     here = _describe(users[0], below)
     frames = [(here.file, here.line, here.source)]
-    frames += [_line(caller) for caller in users[1:]]
+    frames += map(_line, users[1:])
     return replace(here, frames=tuple(frames), via=_via(libraries))
 
 

@@ -226,7 +226,7 @@ def _can_train(roots: list[Any], optimizers: list[Any]) -> bool:
 
 
 def _ids(optimizer: Any) -> set[int]:
-    return {id(p) for p in parameters(optimizer)}
+    return set(map(id, parameters(optimizer)))
 
 
 def _roots(

@@ -267,7 +267,7 @@ def _read_move(moved: Any, inside: Details) -> _Moving:
     state = inside.get("state")
     if state is None:
         group = inside.get("reduce_scatter_group")
-        special = [inside.get(name) for name in _SPECIAL]
+        special = list(map(inside.get, _SPECIAL))
         comm = inside.get("reduce_scatter_comm")
         if comm is not None and not type(comm).__module__.startswith(_FSDP):
             special.append(comm)

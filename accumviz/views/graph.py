@@ -321,7 +321,7 @@ def _card(node: Node, is_root: bool, leaf: str) -> Card:
         if value is not None:
             numbers.append((label, _written(value)))
     full = literal(node.title)
-    rows = [literal(row) for row in _rows(node)]
+    rows = list(map(literal, _rows(node)))
     return Card(
         shorten(full, _LONGEST if node.title != node.op else 2 * _LONGEST),
         _shape(node),

@@ -326,7 +326,7 @@ class PageBars:
         if not is_alone:
             of_members = self.stacks[members.start : members.stop]
             of_events = zip(*of_members, strict=True)
-            stacks = [_together(parts) for parts in of_events]
+            stacks = list(map(_together, of_events))
         signed = gradient.signed and is_alone
         totals = gradient.grad if signed else grads
         bars = []
@@ -352,7 +352,7 @@ class PageBars:
                 ages.append(-1 if is_unseen else e - part.born)
                 factors.append(encoded(float(f"{factor:.6g}")))
                 looks += str(LOOKS.index(part.look))
-        self.columns["n"].append([len(parts) for parts in stacks])
+        self.columns["n"].append(list(map(len, stacks)))
         self.columns["age"].append(ages)
         self.columns["by"].append(factors)
         self.columns["look"].append(looks)

@@ -195,7 +195,7 @@ def shared(
         numbered.append([row.get(name, -1) for name in texts])
     parts = {}
     for name, different in texts.items():
-        parts[name] = [json.loads(text) for text in different]
+        parts[name] = list(map(json.loads, different))
     return numbered, parts
 
 

@@ -308,7 +308,7 @@ def _layout(same: Sequence[_Form]) -> Data:
         "h": round(placed.height),
         "n": nodes,
         "e": [list(edge) for edge in placed.edges],
-        "notes": [literal(note) for note in graph.notes],
+        "notes": list(map(literal, graph.notes)),
     }
 
 

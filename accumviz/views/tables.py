@@ -235,7 +235,7 @@ def report_html(report: Report) -> str:
         parts.append(f"<p>{marked(report.reason)}</p>")
     for said in filter(None, (*report.steps, *report.losses, report.not_seen)):
         parts.append(f"<p class='av-said'>{escape(said)}</p>")
-    parts += [_finding(finding) for finding in report.findings]
+    parts += map(_finding, report.findings)
     if report.unjudged:
         rows = ""
         for rule, why in report.unjudged.items():

@@ -313,7 +313,7 @@ class _Painter:
     def _rooms(self, totals: list[str]) -> list[float]:
         """Return the room of each total: a column if all fit there, else two, where a step used it."""
         column = self.columns.width
-        if max(_total_width(total) for total in totals) <= column:
+        if max(map(_total_width, totals)) <= column:
             return [column] * len(totals)
         kinds = [event.kind for event in self.columns.events] + [""]
         rooms = []
@@ -594,7 +594,7 @@ def _heading_height(columns: _Columns) -> float:
     """Return how many pixels the headings take above these columns."""
     if columns.width >= _UPRIGHT:
         return 50.0
-    titles = [_heading(event) for event in columns.events]
+    titles = list(map(_heading, columns.events))
     return 14 + max(text_width(title, _TURNED) for title in titles)
 
 

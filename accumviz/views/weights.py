@@ -174,7 +174,7 @@ def field(
     `loss` takes the weight and returns the loss there. The `right` ones among the runs say how
     far it is worth looking. Raises `TypeError` for a loss that returns no number.
     """
-    paths = [path(ledger) for ledger in ledgers]
+    paths = list(map(path, ledgers))
     names = {one.name for one in paths}
     if len(names) != 1 or "" in names:
         return None
