@@ -163,9 +163,12 @@ class Lab(Displayed):
     @property
     def _tallest(self) -> list[int]:
         """Which runs have the most lines and the longest: the tallest code, and the tallest where lines break."""
-        lines = [[len(line) for line in run.text.splitlines()] for run in self._runs]
-        most = [(len(each), sum(each)) for each in lines]
-        longest = [(max(each), sum(each)) for each in lines]
+        most = []
+        longest = []
+        for run in self._runs:
+            lengths = list(map(len, run.text.splitlines()))
+            most.append((len(lengths), sum(lengths)))
+            longest.append((max(lengths), sum(lengths)))
         return [most.index(max(most)), longest.index(max(longest))]
 
     def _places(self, key: Sequence[str]) -> list[int]:

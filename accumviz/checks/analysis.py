@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from itertools import groupby
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -263,7 +264,7 @@ class LedgerAnalysis:
     def _window_shares(self) -> dict[tuple[int, int], WindowShares]:
         """Return what each step of each optimizer read of every objective."""
         of_steps: dict[tuple[int, int], WindowShares] = defaultdict(list)
-        for _, group in groupby(self._rows(), key=lambda row: row[:2]):
+        for _, group in groupby(self._rows(), key=attrgetter("step", "objective")):
             rows = list(group)
             beside = of_steps[rows[0].step, rows[0].optimizer]
             beside.append(self._window_share(rows, beside))
@@ -518,7 +519,7 @@ class OptimizerHistory(LedgerAnalysis):
             if begins < event and self.ranks[begins] in (-1, self.rank)
         ]
         around = [epoch for epoch in begun if epoch[1] > event]
-        ended_last = max(begun, key=lambda epoch: epoch[1], default=None)
+        ended_last = max(begun, key=itemgetter(1), default=None)
         return around[-1] if around else ended_last
 
     def ended(self, event: int) -> bool:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
 from textwrap import dedent
-from typing import Any
+from typing import Any, TypeGuard
 
 from accumviz.ledger.events import Event
 from accumviz.show import literal
@@ -122,14 +122,20 @@ class _Function:
     def may_move(self, node: ast.stmt, line: int) -> bool:
         """Return whether a call may move to a line: no statement between them binds a name that it reads."""
         start, stop = sorted((node.lineno, line))
-        names = [name for name in ast.walk(self.tree) if isinstance(name, ast.Name)]
-        stored = [name for name in names if isinstance(name.ctx, ast.Store)]
-        bound = {name.id for name in stored if start <= name.lineno < stop}
+        bound = set()
+        for name in ast.walk(self.tree):
+            if _is_bound(name) and start <= name.lineno < stop:
+                bound.add(name.id)
         return bound.isdisjoint(_names(node))
 
     def has_names(self, line: str) -> bool:
         """Return whether the names of another line are some of this function's."""
         return _names(ast.parse(line)) <= _names(self.tree)
+
+
+def _is_bound(node: ast.AST) -> TypeGuard[ast.Name]:
+    """Return whether a node is a name that gets a value."""
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 def _names(tree: ast.AST) -> set[str]:

@@ -146,7 +146,8 @@ def _losses(analysis: LedgerAnalysis, backwards: list[int]) -> list[int]:
 
 def _run_again(analysis: LedgerAnalysis, used: list[int]) -> bool:
     """Return whether each backward runs more losses than the one before, whose graphs were retained."""
-    growing = bool(np.all(np.diff(_losses(analysis, used)) > 0))
+    increases = np.diff(_losses(analysis, used))
+    growing = bool(np.all(increases > 0))
     one_line = np.unique(analysis.sites[used]).size == 1
     retained = analysis.events.detail("retain_graph", default=False)
     return growing and one_line and bool(retained[used[:-1]].all())

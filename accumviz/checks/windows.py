@@ -262,16 +262,21 @@ def _thrown_away(optimizer: OptimizerHistory) -> list[list[int]]:
     return [lost for lost in groups.values() if len(lost) < optimizer.usual]
 
 
-def _left_at_the_end(optimizer: OptimizerHistory) -> list[int]:
-    """Return the backwards that are live when everything is over, where a loader or the script has ended."""
+def _live_after_all(optimizer: OptimizerHistory) -> list[int]:
+    """Return the backwards after the last step that read one which nothing used or erased, at lines that steps read."""
     sites = optimizer.sites
     used = np.any(optimizer.ledger.flow.fates.steps > 0, axis=1)
     gone = used | (optimizer.eraser >= 0)
     gone |= ~np.isin(sites, sites[optimizer.read])
     last = optimizer.read_step.max(initial=-1)
     late = optimizer.backwards[optimizer.backwards > last]
-    live = late[~gone[late]].tolist()
-    unused = [b for b in live if optimizer.finite(b)]
+    live: list[int] = late[~gone[late]].tolist()
+    return live
+
+
+def _left_at_the_end(optimizer: OptimizerHistory) -> list[int]:
+    """Return the backwards that are live when everything is over, where a loader or the script has ended."""
+    unused = list(filter(optimizer.finite, _live_after_all(optimizer)))
     if not unused or (optimizer.skipped > unused[-1]).any():
         return []
     by_itself = optimizer.ledger.meta.get("ended") == "exit"

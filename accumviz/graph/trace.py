@@ -243,14 +243,19 @@ class _Paths:
             return path
         return f"{root}.{path}".strip(".")
 
-    def between(self, walk: Walk) -> dict[Any, str]:
-        """Return for each operation the innermost module that holds the parameters used before it and after it."""
+    def _used(self, walk: Walk) -> dict[Any, list[str]]:
+        """Return for each operation that uses parameters the modules that hold them."""
         used: dict[Any, list[str]] = {}
         for edge in walk.edges:
             leaf = walk.leaves.get(edge.target)
             if leaf is not None and id(leaf) in self._parameters:
                 module = self.of(leaf).rpartition(".")[0]
                 used.setdefault(walk.order[edge.source], []).append(module)
+        return used
+
+    def between(self, walk: Walk) -> dict[Any, str]:
+        """Return for each operation the innermost module that holds the parameters used before it and after it."""
+        used = self._used(walk)
         operations = [fn for i, fn in enumerate(walk.order) if i not in walk.leaves]
         operations.sort(key=lambda fn: fn._sequence_nr())
         before = _holds(map(used.get, operations))

@@ -27,6 +27,6 @@ class TrainerCheck(TrainerCallback):  # type: ignore[misc] # it may not be insta
         """Judge after the last of the steps."""
         self._first.stepped(state.global_step, self._trainer.log)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:
         """Judge a training that was shorter."""
         self._first.end(self._trainer.log)

@@ -233,19 +233,22 @@ def _multiplies(ledger: Arrays, change: _Change) -> bool:
     """
     remaining = np.flatnonzero(change.remains).tolist()
     kept = [p for p in remaining if p in ledger.exact]
-    e = change.event.index
-    for p in kept:
-        _, grad = ledger.exact[p]
-        expected = grad[e - 1] * change.ratio
-        # Small elements may be lost to rounding beside large ones.
-        largest = np.abs(expected).max(initial=0)
-        with np.errstate(invalid="ignore"):
-            apart = np.abs(grad[e] - expected)
-        agrees = apart <= change.tolerance * largest
-        if not agrees.all():
-            return False
+    if kept:
+        return all(_is_multiple(ledger.exact[p][1], change) for p in kept)
     by_ranks = change.ratio * number(ledger.meta.get("ranks"))
-    return bool(kept) or len(remaining) > 1 or abs(by_ranks - 1) < change.tolerance
+    return len(remaining) > 1 or abs(by_ranks - 1) < change.tolerance
+
+
+def _is_multiple(grad: ndarray, change: _Change) -> bool:
+    """Return whether an event multiplied every element of a `.grad` by the ratio of the norms."""
+    e = change.event.index
+    expected = grad[e - 1] * change.ratio
+    # Small elements may be lost to rounding beside large ones.
+    largest = np.abs(expected).max(initial=0)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(grad[e] - expected)
+    agrees = apart <= change.tolerance * largest
+    return bool(agrees.all())
 
 
 def _of_clip(change: _Change) -> Factor:
@@ -619,14 +622,18 @@ class Flow:
             windows += self._windows_of(optimizer)
         return sorted(windows)
 
-    def _windows_of(self, optimizer: int) -> Iterator[Window]:
-        # Per event, before which event the optimizer's steps consume some of its contribution; -1: never.
+    def _consumed_until(self, optimizer: int) -> ndarray:
+        """Return, per event, before which event the optimizer's steps consume some of what it added; -1: never."""
         until = np.full(len(self.events), -1)
         for passage in self.passages:
             if optimizer in passage.history.optimizers:
                 # A step may consume what its own closure erased before it.
                 last = np.maximum(passage.end, passage.consumed + 1)
                 np.maximum.at(until, passage.backward, last)
+        return until
+
+    def _windows_of(self, optimizer: int) -> Iterator[Window]:
+        until = self._consumed_until(optimizer)
         born = np.flatnonzero(until >= 0)
         until = until[born]
         in_order = (np.diff(until) >= 0).all()

@@ -460,22 +460,28 @@ def _built(
     state = np.zeros(shape, np.uint8)
     contribution = np.zeros(shape)
     grad = np.zeros(shape)
-    parts = {field: [np.zeros((len(rows), 0))] for field in _BY_NAME}
+    nothing = np.zeros((len(rows), 0))
+    added = [nothing]
+    left = [nothing]
+    weights = [nothing]
     for p, parameter in enumerate(parameters):
-        came, held, weights = (_elements(rows, parameter, f) for f in _BY_NAME)
-        parts["contribution"].append(came)
-        parts["grad"].append(held)
-        parts["weights"].append(weights)
+        came = _elements(rows, parameter, "contribution")
+        held = _elements(rows, parameter, "grad")
+        added.append(came)
+        left.append(held)
+        weights.append(_elements(rows, parameter, "weights"))
         contribution[:, p] = np.linalg.norm(came, axis=1)
         grad[:, p] = np.linalg.norm(held, axis=1)
-        before = np.concatenate([held[:1], held])
-        for e, row in enumerate(rows):
-            state[e, p] = _state(row, parameter.name, before[e], held[e])
-    added, left, weights = (np.concatenate(part, axis=1) for part in parts.values())
+        state[:, p] = _states(rows, parameter.name, held)
     have_weights = [bool(row.get("weights")) for row in rows]
     weighed = np.flatnonzero(have_weights)
-    kept = tuple(range(len(parameters)))
-    elements = Elements(kept, added, left, weighed, weights[weighed])
+    elements = Elements(
+        tuple(range(len(parameters))),
+        np.concatenate(added, axis=1),
+        np.concatenate(left, axis=1),
+        weighed,
+        np.concatenate(weights, axis=1)[weighed],
+    )
     return kind(parameters, events, contribution, grad, state, elements, **about)
 
 
@@ -497,6 +503,15 @@ def _elements(rows: list[dict[str, Any]], parameter: Parameter, field: str) -> n
         if parameter.name in of_row:
             elements[e] = np.ravel(of_row[parameter.name])
     return elements
+
+
+def _states(rows: list[dict[str, Any]], name: str, grad: ndarray) -> list[int]:
+    """Return the bits of one parameter after each row."""
+    states = []
+    before = [*grad[:1], *grad[:-1]]
+    for row, *around in zip(rows, before, grad, strict=True):
+        states.append(_state(row, name, *around))
+    return states
 
 
 def _state(row: dict[str, Any], name: str, before: ndarray, after: ndarray) -> int:

@@ -255,4 +255,6 @@ def reach(shown: Sequence[ShareBar]) -> tuple[float, float]:
     """
     low = min((bar.ends[0] for bar in shown), default=0.0)
     high = max((bar.ends[1] for bar in shown), default=1.0)
-    return (min(1.05 * low, -1.05) if low < 0 else 0.0), max(1.05 * high, 1.05)
+    left = min(1.05 * low, -1.05) if low < 0 else 0.0
+    right = max(1.05 * high, 1.05)
+    return left, right

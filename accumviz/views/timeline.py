@@ -719,14 +719,19 @@ def _draw_saved(
         if math.isnan(size):
             x = columns.left + columns.width * i
             canvas.box(x, top + 14, columns.width, base - top - 14, **_UNMEASURED)
-            continue
-        event = columns.events[i]
-        text = f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
-        if text_width(text, 11) <= columns.width - 4:
-            canvas.text(columns.middle(i), top + 6, text, ha="center")
+        else:
+            _draw_size(canvas, columns, i, top + 6)
     if np.isnan(sizes).any():
         keys.append(Key("not measured", MUTED, 0, hatch="xx"))
     return top + _STRIP, keys
+
+
+def _draw_size(canvas: Canvas, columns: _Columns, i: int, y: float) -> None:
+    """Write from how many bytes to how many a backward came, where its column has the room."""
+    event = columns.events[i]
+    text = f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
+    if text_width(text, 11) <= columns.width - 4:
+        canvas.text(columns.middle(i), y, text, ha="center")
 
 
 def _draw_stairs(
