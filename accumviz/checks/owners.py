@@ -153,10 +153,12 @@ _Reach = tuple[str, frozenset[str]]
 
 def losses(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say of each line that calls backward what its first loss is made of, and which modules the parts reach."""
-    names = [each.name for each in analysis.parameters if each.requires_grad]
-    levels = zip(*(name.split(".") for name in names), strict=False)
+    names = [each.name.split(".") for each in analysis.parameters]
+    levels = zip(*names, strict=False)
     common = len(list(takewhile(lambda level: len(set(level)) == 1, levels)))
-    every = set(names)
+    # A network may be frozen when the recording ends.
+    every = set(analysis.names(np.flatnonzero(analysis.contributed.any(axis=0))))
+    every |= {each.name for each in analysis.parameters if each.requires_grad}
     for backward, terms in _reaches(analysis):
         made_of: dict[str, list[str]] = defaultdict(list)
         for term, reached in terms:

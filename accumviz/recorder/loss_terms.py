@@ -87,7 +87,7 @@ _OTHER_LOSSES = _variants(
 
 # Losses that take logits or logarithms of probabilities, and are given probabilities; the last one is a `kl_div`.
 _GIVEN_PROBABILITIES = re.compile(
-    r"(NllLoss(2D)?(/LogSoftmax)*|BinaryCrossEntropyWithLogits|(Sum|Mean)/Sub/Mul)/(Softmax|Sigmoid)\b"
+    r"(NllLoss(2D)?(/LogSoftmax)*|BinaryCrossEntropyWithLogits|(Sum|Mean)(/Mul)*/Sub/Mul)/(Softmax|Sigmoid)\b"
 )
 
 # Operations written in Python that return what they are given, as DDP's does to what a model returns that it searches
@@ -437,7 +437,7 @@ def probabilities(node: Any) -> str:
             way.append(name.partition("Backward")[0])
         node = None if node is None else _only_below(node)
     given = _GIVEN_PROBABILITIES.match("/".join(way))
-    return given[5] if given else ""
+    return given[6] if given else ""
 
 
 def _factors_below(node: Any) -> list[Any]:
