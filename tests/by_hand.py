@@ -1,7 +1,5 @@
 """Loops played by hand: what they do to `.grad` is computed here, and written down as a recording would."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator

@@ -109,9 +109,10 @@ def test_frozen_parameters_and_empty_groups_of_an_optimizer_are_conditions() -> 
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     model[0].requires_grad_(requires_grad=False)
     optimizer = SGD([{"params": model.parameters()}, {"params": []}], lr=0.1)
-    condition = trained(lambda _: model(torch.ones(2, 4)).mean(), model, optimizer).condition
-    assert "0.weight and 1 more, which optimizer has, are meant to be frozen (test_conditions.py:" in condition
-    assert "a group of optimizer without a parameter is meant (test_conditions.py:" in condition
+    report = trained(lambda _: model(torch.ones(2, 4)).mean(), model, optimizer)
+    assert report.steps[0].startswith("optimizer: 4 steps on 5 of 25 weights, of 1 micro-batch")
+    assert "0.weight and 1 more, which optimizer has, are meant to be frozen (test_conditions.py:" in report.condition
+    assert "a group of optimizer without a parameter is meant (test_conditions.py:" in report.condition
 
 
 @pytest.mark.parametrize(
@@ -171,55 +172,45 @@ def test_a_network_that_is_not_recorded_may_have_an_optimizer_of_its_own(steps: 
     assert ("2 parameters that this loss reaches" in recorded.condition) is not steps
 
 
-@pytest.mark.parametrize(("steps", "said"), [(4, "after 4 of the 16 steps of its schedule is meant"), (9, "")])
-def test_a_schedule_of_which_half_is_left_at_the_end_of_a_script_is_a_condition(steps: int, said: str) -> None:
-    model, optimizer = line()
-    scheduler = CosineAnnealingLR(optimizer, 16)
-    recording = av.record(model, optimizer)
-    recording.start()
-    for _ in range(steps):
+def script(model: nn.Module, optimizer: Any, scheduler: Any, steps: int, every: int = 1) -> str:
+    """Return what has to be meant of a whole script, whose schedule moves after every so many steps."""
+    recording = av.record(model, optimizer).start()
+    for n in range(steps):
         optimizer.zero_grad()
         model(torch.randn(8, 3)).square().mean().backward()
         optimizer.step()
-        scheduler.step()
+        if n % every == every - 1:
+            scheduler.step()
     recording.stop("exit")
-    condition = av.check(recording).condition
+    return av.check(recording).condition
+
+
+@pytest.mark.parametrize(("steps", "said"), [(4, "after 4 of the 16 steps of its schedule is meant"), (9, "")])
+def test_a_schedule_of_which_half_is_left_at_the_end_of_a_script_is_a_condition(steps: int, said: str) -> None:
+    model, optimizer = line()
+    condition = script(model, optimizer, CosineAnnealingLR(optimizer, 16), steps)
     assert said in condition and bool(said) == bool(condition)
 
 
 @pytest.mark.parametrize(
     ("loaded", "every", "said"),
-    [
-        (("optimizer",), 1, "a schedule that begins anew after 6 steps is meant"),
-        (("optimizer", "scheduler"), 1, ""),
-        ((), 1, ""),
-        (("optimizer",), 8, ""),  # it had not begun
-    ],
+    # In steps of 8, it had not begun.
+    [((0,), 1, "a schedule that begins anew after 6 steps is meant"), ((0, 1), 1, ""), ((), 1, ""), ((0,), 8, "")],
 )
 def test_a_schedule_that_begins_anew_where_the_optimizer_goes_on_is_a_condition(
-    loaded: tuple[str, ...], every: int, said: str
+    loaded: tuple[int, ...], every: int, said: str
 ) -> None:
-    saved: dict[str, Any] = {}
+    saved: list[dict[str, Any]] = []
     for steps in (6, 8):
-        model = nn.Linear(3, 1)
+        model, _ = line()
         optimizer = Adam(model.parameters(), lr=0.1)
         # Of two schedules in a row, the second one begins at its own 0.
         parts = [LambdaLR(optimizer, lambda step: 1 / (1 + step)) for _ in range(2)]
-        scheduler = SequentialLR(optimizer, parts, [9])
-        objects = {"optimizer": optimizer, "scheduler": scheduler}
-        for name in loaded if saved else ():
-            objects[name].load_state_dict(saved[name])
-        recording = av.record(model, optimizer)
-        recording.start()
-        for n in range(steps):
-            optimizer.zero_grad()
-            model(torch.randn(8, 3)).square().mean().backward()
-            optimizer.step()
-            if n % every == every - 1:
-                scheduler.step()
-        recording.stop("exit")
-        saved = {name: each.state_dict() for name, each in objects.items()}
-    condition = av.check(recording).condition
+        objects = optimizer, SequentialLR(optimizer, parts, [9])
+        for place in loaded if saved else ():
+            objects[place].load_state_dict(saved[place])
+        condition = script(model, *objects, steps, every)
+        saved = [each.state_dict() for each in objects]
     assert condition.startswith(said) and bool(said) == bool(condition)
 
 
@@ -283,85 +274,59 @@ def test_a_change_by_hand_excuses_a_clip_of_scaled_gradients_only_if_it_unscales
 
 def of_two(loss: Callable[[nn.ModuleDict, Tensor], Tensor], rates: tuple[float, ...] = (0.1,)) -> Report:
     """A loss of an actor and a critic, of which only the actor is trained."""
-    torch.manual_seed(0)
-    nets = nn.ModuleDict({"actor": nn.Linear(3, 1), "critic": nn.Linear(3, 1)})
-    optimizer = torch.optim.SGD(nets["actor"].parameters(), lr=0.1)
-    with av.record(nets, optimizer) as recording:
-        for rate in rates:
-            optimizer.param_groups[0]["lr"] = rate
-            nets.zero_grad()
-            loss(nets, torch.randn(8, 3)).backward()
-            optimizer.step()
-    return av.check(recording)
+    nets = nn.ModuleDict({"actor": line()[0], "critic": nn.Linear(3, 1)})
+    optimizer, coming = SGD(nets["actor"].parameters(), lr=0.1), iter(rates)
+
+    def schedule() -> None:
+        optimizer.param_groups[0]["lr"] = next(coming)
+
+    return trained(lambda _: loss(nets, torch.randn(8, 3)), nets, optimizer, steps=len(rates), before=schedule)
 
 
 def test_a_report_says_which_modules_each_part_of_a_loss_reaches() -> None:
-    def values(nets: nn.ModuleDict, x: Tensor) -> Tensor:
-        return nets["critic"](x).square().mean()
-
     def joint(nets: nn.ModuleDict, x: Tensor) -> Tensor:
-        return (nets["actor"](x) * nets["critic"](x)).sum() + 0.5 * values(nets, x)
+        return (nets["actor"](x) * nets["critic"](x)).sum() + 0.5 * nets["critic"](x).square().mean()
 
     def detached(nets: nn.ModuleDict, x: Tensor) -> Tensor:
         return (nets["actor"](x) - nets["critic"](x).detach()).square().sum() + 0.5 * nets["actor"](x).abs().mean()
 
-    [said] = of_two(joint).losses
-    assert said.endswith("): Sum reaches everything; 0.5 × Mean reaches critic.")
-    assert "a part of this loss that moves no weight, 0.5 × Mean, is meant" in of_two(joint).condition
+    report = of_two(joint)
+    assert report.losses[0].endswith("): Sum reaches everything; 0.5 × Mean reaches critic.")
+    assert "a part of this loss that moves no weight, 0.5 × Mean, is meant" in report.condition
     report = of_two(detached)
     assert report.losses[0].endswith("): Sum + 0.5 × Mean reaches actor.") and "moves no weight" not in report.condition
 
 
+def acting(nets: nn.ModuleDict, x: Tensor) -> Tensor:
+    return nets["actor"](x).square().mean()
+
+
 def test_a_report_says_how_often_a_rate_rises_again() -> None:
-    def loss(nets: nn.ModuleDict, x: Tensor) -> Tensor:
-        return nets["actor"](x).square().mean()
-
-    assert "rising again" not in of_two(loss, (0.1, 0.2, 0.2, 0.1, 0.1)).steps[0]
-    assert of_two(loss, (0.2, 0.1, 0.1, 0.2, 0.1, 0.3)).steps[0].endswith("the last 0.3, rising again 2 times.")
-
-
-def test_a_report_says_on_how_many_weights_of_its_own_an_optimizer_steps() -> None:
-    nets = nn.ModuleList([nn.Linear(3, 1), nn.Linear(2, 1)])
-    nets[1].requires_grad_(requires_grad=False)
-    optimizer = torch.optim.SGD(nets.parameters(), lr=0.1)
-    with av.record(nets, optimizer) as recording:
-        nets[0](torch.ones(1, 3)).sum().backward()
-        optimizer.step()
-    assert av.check(recording).steps[0].startswith("optimizer: 1 step on 4 of 7 weights, of 1 micro-batch")
+    assert "rising again" not in of_two(acting, (0.1, 0.2, 0.2, 0.1, 0.1)).steps[0]
+    assert of_two(acting, (0.2, 0.1, 0.1, 0.2, 0.1, 0.3)).steps[0].endswith("the last 0.3, rising again 2 times.")
 
 
 @pytest.mark.parametrize(("last", "said"), [(0.0, "3 of 6 steps of optimizer at a rate of almost 0"), (0.1, "")])
 def test_many_steps_at_a_rate_of_almost_0_are_a_condition(last: float, said: str) -> None:
-    report = of_two(lambda nets, x: nets["actor"](x).square().mean(), (1.0, 1.0, 1.0, last, last, last))
-    assert report.condition.startswith(said) and bool(report.condition) == bool(said)
+    condition = of_two(acting, (1.0, 1.0, 1.0, last, last, last)).condition
+    assert condition.startswith(said) and bool(condition) == bool(said)
 
 
-def entropy(x: Tensor) -> Tensor:
-    return F.cross_entropy(x, torch.tensor([0, 1]))
-
-
-def divergence(x: Tensor) -> Tensor:
-    return (F.kl_div(x, torch.full((2, 2), 0.5), reduction="none") * torch.ones(2)).sum()
-
-
-def binary(x: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(x.squeeze(), torch.ones(2, 2))
-
-
-GIVEN = [
-    (lambda x: entropy(x.softmax(1)), "Softmax"),
-    (lambda x: F.nll_loss(x.softmax(1), torch.tensor([0, 1])), "Softmax"),
-    (lambda x: binary(x.sigmoid().float()), "Sigmoid"),
-    (lambda x: divergence(x.softmax(1)), "Softmax"),
-    (entropy, ""),
-    (lambda x: F.nll_loss(x.log_softmax(1), torch.tensor([0, 1])), ""),
-    (binary, ""),
-    (lambda x: divergence(x.log_softmax(1)), ""),
-    (lambda x: (x.softmax(1) * torch.ones(2)).sum(1).mean(), ""),
+CLASSES, HALF = torch.tensor([0, 1]), torch.full((2, 2), 0.5)
+# Losses of logits, or of their logarithms, and what gives these.
+OF_LOGITS: list[tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]]] = [
+    (lambda x: F.cross_entropy(x, CLASSES), lambda x: x),
+    (lambda x: F.nll_loss(x, CLASSES), lambda x: x.log_softmax(1)),
+    (lambda x: F.binary_cross_entropy_with_logits(x.squeeze().float(), HALF), lambda x: x),
+    (lambda x: (F.kl_div(x, HALF, reduction="none") * HALF).sum(), lambda x: x.log_softmax(1)),
 ]
 
 
-@pytest.mark.parametrize(("loss", "given"), GIVEN)
-def test_a_softmax_before_a_loss_of_logits_is_a_condition(loss: Callable[[Tensor], Tensor], given: str) -> None:
-    condition = of_two(lambda nets, x: loss(nets["actor"](x[:2]).expand(2, 2))).condition
-    assert (f"probabilities of a {given} and not logits" in condition) == bool(given), condition
+@pytest.mark.parametrize(("loss", "right"), OF_LOGITS)
+def test_a_softmax_before_a_loss_of_logits_is_a_condition(
+    loss: Callable[..., Tensor], right: Callable[[Tensor], Tensor]
+) -> None:
+    said = "probabilities of a Softmax and not logits, or their logarithms, are meant"
+    assert said in of_two(lambda nets, x: loss(nets["actor"](x[:2]).expand(2, 2).softmax(1))).condition
+    assert said not in of_two(lambda nets, x: loss(right(nets["actor"](x[:2]).expand(2, 2)))).condition
+    assert said not in of_two(lambda nets, x: (nets["actor"](x[:2]).softmax(1) * HALF).sum(1).mean()).condition

@@ -1,7 +1,5 @@
 """Files: what was written comes back to the bit; what is damaged, foreign or hostile is refused in words."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import struct
