@@ -313,6 +313,8 @@ def _reasons_of(optimizer: OptimizerHistory) -> Iterator[str]:
     """Say what keeps an optimizer from being judged."""
     if optimizer.is_fed_by_hand:
         yield f"{optimizer.name} {_FED}"
+    if optimizer.steps.size and not optimizer.windows:
+        yield f"no backward in the ledger brought what {optimizer.name} steps on"
     yield _unread(optimizer)
     # A window holds backwards of several places of the weights, as a SAM's does.
     moved = optimizer.moved & ~optimizer.closures

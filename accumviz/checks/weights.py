@@ -586,7 +586,13 @@ def sums_differ(optimizer: OptimizerHistory) -> Findings:
 def _are_parts(optimizer: OptimizerHistory, sums: Sequence[_StepSum]) -> bool:
     """Return whether sums of several ranks may be whole together: of elements that are divided by those of all."""
     of_ranks = number(optimizer.ledger.meta.get("ranks")) > 1
-    return of_ranks and not all(share.mean for share in _shares(sums))
+    return of_ranks and not all(map(_is_plain_mean, _shares(sums)))
+
+
+def _is_plain_mean(share: WindowShare) -> bool:
+    """Return whether these are means, and none that was multiplied by its own number of elements again."""
+    counted = share.alike and not are_close(share.weights)
+    return share.mean and not counted
 
 
 def _are_wrong(analysis: LedgerAnalysis, sums: list[_StepSum]) -> bool:

@@ -615,6 +615,9 @@ class _Reduced:
 
     def elements(self) -> Any:
         """Return how many elements a sum has: those that its masks let through, by what they weigh."""
+        below = _only_below(self.node)
+        if type(below).__name__ in _TWO_SIDES and any(map(_has_mask, _below(below))):
+            raise _UnreadableError(_NESTED)
         if type(self.node).__name__ in _CROSS_ENTROPIES:
             self._masks.append(_counted_targets(self.node))
         if not self._masks:
@@ -630,6 +633,22 @@ class _Reduced:
         for mask in self._masks:
             if not readable(mask) or mask.dtype.is_complex or mask.numel() != size:
                 raise _UnreadableError(_NESTED)
+
+
+def _has_mask(side: tuple[Any, int]) -> bool:
+    """Return whether one of two things that are added up is multiplied by a mask, past scalings."""
+    node: Any = side[0]
+    while node is not None:
+        name = type(node).__name__
+        if name in _MASKED:
+            return True
+        constant = _constant(node, name) if name in _POWERS else None
+        if isinstance(constant, Tensor) and constant.numel() > 1:
+            return name == "MulBackward0"
+        if constant is None and name not in _SAME:
+            return False
+        node = _only_below(node)
+    return False
 
 
 def _sum_of_product(masks: list[Tensor]) -> Tensor:

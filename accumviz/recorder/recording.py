@@ -449,6 +449,10 @@ class Recording:
         # A leaf may also be an input of which the gradient is wanted.
         reached = [leaf for leaf in leaves if type(leaf) is torch.nn.Parameter]
         many = len(reached) - len(self._gradients.owned(reached))
+        # FSDP trains weights that it does not shard as views of one that is not recorded.
+        if any(getattr(leaf, "_is_flat_param", False) for leaf in reached):
+            self._elsewhere = bool(many)
+            return
         # What FSDP puts together from shards are parameters, too.
         if many and not self._gradients.named.shards.wholes:
             running.details["unrecorded"] = many
