@@ -73,7 +73,7 @@ def test_a_report_says_what_each_optimizer_did() -> None:
         "optimizer: 4 steps on 4 weights, of 2 micro-batches with shares that add up to 1, "
         "at learning rates from 0.025 to 0.1, the last 0.025, with 4 steps of a scheduler."
     )
-    assert of_loss.endswith("): 0.5 × Mean.") and of_loss in repr(report)
+    assert of_loss.endswith("): 0.5 × Mean reaches all parameters.") and of_loss in repr(report)
     assert said in repr(report) and said in report.to_html() and said in report.to_json()
 
 
@@ -148,9 +148,10 @@ def test_a_gradient_that_is_0_in_each_window_is_a_condition(start: float, steps:
     assert (said in condition) == meant == bool(condition), condition
 
 
-@pytest.mark.parametrize("registered", [False, True])
-def test_layers_in_a_plain_list_are_a_condition(registered: bool) -> None:
+@pytest.mark.parametrize(("registered", "flat"), [(False, False), (True, False), (False, True)])
+def test_layers_in_a_plain_list_are_a_condition(registered: bool, flat: bool) -> None:
     layers = [nn.Linear(4, 4) for _ in range(3)]
+    layers[0].weight._is_flat_param = flat  # FSDP's, of which weights are views
     model = nn.Linear(4, 1)
     model.layers = nn.ModuleList(layers) if registered else layers
     frozen = nn.Linear(4, 4).requires_grad_(requires_grad=False)
@@ -159,7 +160,7 @@ def test_layers_in_a_plain_list_are_a_condition(registered: bool) -> None:
         return model(nn.Sequential(frozen, *layers)(torch.ones(2, 4, requires_grad=True))).mean()
 
     condition = trained(loss, model, SGD(model.parameters(), lr=0.1)).condition
-    assert ("6 parameters that this loss reaches" in condition) is not registered
+    assert ("6 parameters that this loss reaches" in condition) is not (registered or flat)
 
 
 @pytest.mark.parametrize("steps", [False, True])
@@ -291,7 +292,7 @@ def test_a_report_says_which_modules_each_part_of_a_loss_reaches() -> None:
         return (nets["actor"](x) - nets["critic"](x).detach()).square().sum() + 0.5 * nets["actor"](x).abs().mean()
 
     report = of_two(joint)
-    assert report.losses[0].endswith("): Sum reaches everything; 0.5 × Mean reaches critic.")
+    assert report.losses[0].endswith("): Sum reaches all parameters; 0.5 × Mean reaches critic.")
     assert "a part of this loss that moves no weight, 0.5 × Mean, is meant" in report.condition
     report = of_two(detached)
     assert report.losses[0].endswith("): Sum + 0.5 × Mean reaches actor.") and "moves no weight" not in report.condition
@@ -313,7 +314,6 @@ def test_many_steps_at_a_rate_of_almost_0_are_a_condition(last: float, said: str
 
 
 CLASSES, HALF = torch.tensor([0, 1]), torch.full((2, 2), 0.5)
-# Losses of logits, or of their logarithms, and what gives these.
 OF_LOGITS: list[tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]]] = [
     (lambda x: F.cross_entropy(x, CLASSES), lambda x: x),
     (lambda x: F.nll_loss(x, CLASSES), lambda x: x.log_softmax(1)),

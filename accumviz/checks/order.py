@@ -415,6 +415,9 @@ def learning_rates(optimizer: OptimizerHistory) -> str:
         again = int(np.count_nonzero(np.diff(changes[changes != 0]) > 0))
         if again:
             said += f", rising again {counted(again, 'time')}"
+    of_groups = optimizer.events.detail("lr", None)[optimizer.steps[0]]
+    if isinstance(of_groups, list) and len(set(map(str, of_groups))) > 1:
+        said += ", of its first group"
     moves = _schedules(optimizer).size
     return f"{said}, with {counted(moves, 'step')} of a scheduler" if moves else said
 

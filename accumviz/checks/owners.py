@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations, takewhile
 from typing import Any
@@ -128,12 +128,17 @@ def _rounds(analysis: LedgerAnalysis, p: int) -> int:
 
 
 def with_gradients(optimizer: OptimizerHistory) -> str:
-    """Say how many of an optimizer's weights have a gradient in one of its steps: "12 of 34 weights"."""
+    """Say how many of an optimizer's weights have a gradient in one of its steps: "12 of 34 weights".
+
+    Of those that FSDP shards, each rank has some.
+    """
     touched = _touched(optimizer)
     columns = optimizer.columns.tolist()
     whole = sum(optimizer.parameters[p].numel for p in columns)
     some = sum(optimizer.parameters[p].numel for p in columns if touched[p])
-    return f"{some:,} of {whole:,} weights" if some < whole else f"{whole:,} weights"
+    said = f"{some:,} of {whole:,} weights" if some < whole else f"{whole:,} weights"
+    sharded = any(parameter.unsharded_of for parameter in optimizer.parameters)
+    return f"{said} of its rank" if sharded else said
 
 
 def _touched(optimizer: OptimizerHistory) -> np.ndarray:
@@ -162,7 +167,7 @@ def losses(analysis: LedgerAnalysis) -> Iterator[str]:
     for backward, terms in _reaches(analysis):
         made_of: dict[str, list[str]] = defaultdict(list)
         for term, reached in terms:
-            parts = "everything" if reached >= every else _parts(reached, common)
+            parts = "all parameters" if reached >= every else _parts(reached, common)
             made_of[parts].append(term)
         loss = analysis.placed(analysis.ledger[backward].label or "a loss", backward)
         yield f"{loss}: {_said_of_parts(made_of)}."
@@ -171,10 +176,11 @@ def losses(analysis: LedgerAnalysis) -> Iterator[str]:
 def _said_of_parts(made_of: Mapping[str, Sequence[str]]) -> str:
     said = []
     for parts, terms in made_of.items():
-        whole = " + ".join(dict.fromkeys(terms))
-        if parts and list(made_of) != ["everything"]:
-            whole += f" reaches {parts}"
-        said.append(whole)
+        each = []
+        for term, times in Counter(terms).items():
+            each.append(term if times == 1 else f"{term} ({times} times)")
+        reached = f" reaches {parts}" if parts else ""
+        said.append(" + ".join(each) + reached)
     return "; ".join(said)
 
 
@@ -282,8 +288,9 @@ def _unrecorded(analysis: LedgerAnalysis) -> Conditions:
     unrecorded = analysis.events.detail("unrecorded", 0)
     for backward in np.flatnonzero(unrecorded > 0).tolist():
         many = counted(unrecorded[backward], "parameter")
+        verb = "is" if unrecorded[backward] == 1 else "are"
         said = (
-            f"{many} that this loss reaches are meant to be in no optimizer and no recorded model, as layers in a "
+            f"{many} that this loss reaches {verb} meant to be in no optimizer and no recorded model, as layers in a "
             "plain list are"
         )
         yield said, backward
