@@ -107,10 +107,11 @@ def _ranks(*plays: Play) -> Ledger:
     return Ledger.merge([play.ledger for play in plays])
 
 
-def _synced(elements: int, factor: float, times: int = 3, seed: int = 0) -> Play:
+def _synced(elements: int, factor: float, times: int = 3, seed: int = 0, loss: float = math.nan) -> Play:
     play = Play(seed=seed)
-    for _ in play.each(range(times)):
+    for n in play.each(range(times)):
         play.backward(term(elements, factor), armed=True, armed_line=3, no_sync=False)
+        play.rows[-1]["loss"] = loss / (1 + n)
         play.sync(2)
     return play
 
@@ -592,7 +593,8 @@ MEANT: dict[str, tuple[Callable[[], Play | Ledger], str]] = {
     ),
     "a step for each loss": (lambda: played("1sz" * 3, said=True), ""),
     "ranks that share nothing": (_by_themselves, "ranks that share no gradients are meant (train.py:10)"),
-    "ranks that share their gradients": (lambda: _ranks(_synced(8, 1.0), _synced(8, 1.0)), ""),
+    "ranks that share their gradients": (lambda: _ranks(*[_synced(8, 1.0, loss=n) for n in (3, 4)]), ""),
+    "ranks of one sample": (lambda: _ranks(*[_synced(8, 1.0, loss=3) for _ in "12"]), "compute the same losses"),
     "replicas that step on different gradients": (
         lambda: _ranks(_synced(8, 1.0), _synced(8, 1.0, seed=3)),
         "ranks that step on different gradients are meant",

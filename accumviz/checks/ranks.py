@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
@@ -222,6 +222,7 @@ class RankSummary(NamedTuple):
     often they stepped: one that never steps may have been left behind by those that do. `norms` has for each of them
     its place and the norm of each step's gradient; none where they share no gradients on purpose. `clips` has the norm
     that each clip of shards took, `began` is that of the weights with which a rank began, NaN where it is not known.
+    `losses` has for each of them its place and the loss of each backward.
     """
 
     windows: list[RankWindow]
@@ -229,12 +230,14 @@ class RankSummary(NamedTuple):
     norms: list[tuple[int, list[float]]]
     clips: list[tuple[_Clip, float]]
     began: float
+    losses: list[tuple[int, list[float]]]
 
 
 def summarise(analysis: LedgerAnalysis, rank: int | None = None) -> RankSummary:
     """Say what a ledger has to say to others; `rank` is whose it is, where it is not that of several."""
     steps = []
     norms = []
+    losses = []
     clips: list[tuple[_Clip, float]] = []
     for optimizer in analysis.every_optimizer:
         if _is_sharded(analysis):
@@ -242,10 +245,14 @@ def summarise(analysis: LedgerAnalysis, rank: int | None = None) -> RankSummary:
         if not (_is_replicated(optimizer) or _reduces_by_hand(optimizer)):
             continue
         norms.append((optimizer.place, _norms_of_steps(optimizer)))
+        of_backwards = optimizer.events.column("loss")[optimizer.backwards]
+        losses.append((optimizer.place, of_backwards.tolist()))
         if _has_finished(analysis, optimizer.rank if rank is None else rank):
             steps.append((optimizer.place, optimizer.steps.size))
     began = number(analysis.detail(0, "weights_norm"))
-    return RankSummary(list(_windows(analysis, rank)), steps, norms, clips, began)
+    return RankSummary(
+        list(_windows(analysis, rank)), steps, norms, clips, began, losses
+    )
 
 
 def _is_sharded(analysis: LedgerAnalysis) -> bool:
@@ -403,6 +410,8 @@ def conditions_of_ranks(ranks: Sequence[RankSummary]) -> Iterator[str]:
     if any(map(_step_apart, norms.values())):
         yield "ranks that step on different gradients are meant"
     yield from _beyond_the_limit(ranks)
+    if _are_the_same(chain.from_iterable(rank.losses for rank in ranks)):
+        yield "ranks that compute the same losses, as of the same samples, are meant"
     began = [rank.began for rank in ranks]
     if norms and max(began) > min(began) * (1 + _SAME_NORM):
         yield "ranks that begin with different weights are meant"
@@ -419,6 +428,18 @@ def _beyond_the_limit(ranks: Sequence[RankSummary]) -> Iterator[str]:
     for (_, _, most, said), norms in clips.items():
         if math.hypot(*norms) > most:
             yield said
+
+
+def _are_the_same(losses: Iterable[tuple[int, list[float]]]) -> bool:
+    """Return whether the losses of several optimizers in one place are the same, number by number."""
+    of_places: dict[int, list[list[float]]] = defaultdict(list)
+    for place, of_backwards in losses:
+        of_places[place].append(of_backwards)
+    # One loss or two may be the same by chance.
+    return any(
+        len(each[0]) > 2 and each.count(each[0]) == len(each) > 1
+        for each in of_places.values()
+    )
 
 
 def _step_apart(norms: list[list[float]]) -> bool:
