@@ -195,7 +195,6 @@ def test_a_schedule_of_which_half_is_left_at_the_end_of_a_script_is_a_condition(
 
 @pytest.mark.parametrize(
     ("loaded", "every", "said"),
-    # In steps of 8, it had not begun.
     [((0,), 1, "a schedule that begins anew after 6 steps is meant"), ((0, 1), 1, ""), ((), 1, ""), ((0,), 8, "")],
 )
 def test_a_schedule_that_begins_anew_where_the_optimizer_goes_on_is_a_condition(
@@ -221,7 +220,6 @@ def test_a_scale_that_leaps_up_with_each_new_scaler_is_a_condition(anew: bool) -
     with av.record(model, optimizer) as recording:
         for epoch in range(3):
             if anew or not epoch:
-                # One that grows with each step.
                 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_factor=4.0, growth_interval=1)
             for infinite in (True, True, True, False):
                 optimizer.zero_grad()

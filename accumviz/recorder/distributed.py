@@ -54,6 +54,9 @@ _MOVERS = {
 # What FSDP2's function and FSDP1's state hold where the sum over ranks becomes something else than their mean.
 _SPECIAL = ("gradient_divide_factor", "all_reduce_group", "all_reduce_hook")
 _SPECIAL_OF_FSDP1 = ("_comm_hook", "_inter_node_pg")
+# The groups of recorded modules, by their id, for ever: the end of a group waits for a thread of its own, which may
+# wait for Python, and a recording may be the last to hold a module.
+_groups: dict[int, Any] = {}
 
 
 # --- this process among others -----------------------------------------------------------------
@@ -414,6 +417,10 @@ class Collectives:
         self._sites = sites
         self._shards: Shards = gradients.named.shards
         modules = [m for root in gradients.named.wrapped for m in root.modules()]
+        for module in modules:
+            group = getattr(module, "process_group", None)
+            if group is not None:
+                _groups[id(group)] = group
         self.replicas = [
             _Replica(module, gradients.named.index)
             for module in dict.fromkeys(modules)

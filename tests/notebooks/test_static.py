@@ -1,14 +1,10 @@
 """A notebook where nothing runs it: the page that a viewer makes of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nbconvert import HTMLExporter
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+from playwright.sync_api import Browser
 
 ENDS = "places => places.map(place => document.querySelector(place)?.getBoundingClientRect().bottom)"
 

@@ -58,10 +58,8 @@ def record(path: Path | None, how: str, end: str) -> tuple[Recording, list[weakr
 @pytest.fixture
 def one_rank(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    yield
+    dist.destroy_process_group()
 
 
 def assert_let_go(recording: Recording, found: list[weakref.ref[Any]]) -> None:
@@ -81,6 +79,14 @@ def test_a_recording_that_is_over_keeps_nothing_of_the_users_alive(how: str, end
 @pytest.mark.usefixtures("one_rank")
 def test_nor_does_one_of_a_model_that_is_distributed(how: str) -> None:
     assert_let_go(*record(None, how, "closed"))
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_group_outlives_a_recording_for_its_end_may_wait_for_python() -> None:
+    group = (model := nn.parallel.DistributedDataParallel(nn.Linear(2, 1))).process_group
+    before = sys.getrefcount(group)
+    av.record(model).start().stop()
+    assert sys.getrefcount(group) > before
 
 
 def test_a_closed_recording_needs_no_collector_to_let_a_tensor_go() -> None:
