@@ -451,7 +451,7 @@ class Recording:
         many = len(reached) - len(self._gradients.owned(reached))
         # FSDP trains weights that it does not shard as views of one that is not recorded.
         if any(getattr(leaf, "_is_flat_param", False) for leaf in reached):
-            self._elsewhere = bool(many)
+            self._elsewhere = self._elsewhere or many > 0
             return
         # What FSDP puts together from shards are parameters, too.
         if many and not self._gradients.named.shards.wholes:
