@@ -154,6 +154,8 @@ def _touched(optimizer: OptimizerHistory) -> np.ndarray:
 
 # A term of a loss, and the names of the parameters that it reaches.
 _Reach = tuple[str, frozenset[str]]
+# The first backward of each line that calls one, with its terms.
+_Losses = list[tuple[int, list[_Reach]]]
 
 
 def losses(analysis: LedgerAnalysis) -> Iterator[str]:
@@ -216,7 +218,7 @@ def _called(term: Mapping[str, Any]) -> str:
 
 
 def _parts(names: Iterable[str], common: int) -> str:
-    """Name the modules of these parameters, below those that all of the loss have in common."""
+    """Name the modules of these parameters, below the `common` ones of all that are recorded."""
     parts = sorted({(name.split(".")[common:] or [name])[0] for name in names})
     if len(parts) > _MOST_PARTS:
         parts = [*parts[: _MOST_PARTS - 1], f"{len(parts) - _MOST_PARTS + 1} more"]
@@ -224,9 +226,9 @@ def _parts(names: Iterable[str], common: int) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _of_probabilities(analysis: LedgerAnalysis) -> Conditions:
+def _of_probabilities(analysis: LedgerAnalysis, first: _Losses) -> Conditions:
     """Name losses that take logits and are given probabilities."""
-    for backward, _ in _reaches(analysis):
+    for backward, _ in first:
         for term in analysis.ledger[backward].terms:
             if term.get("probabilities"):
                 given = f"probabilities of a {term['probabilities']}"
@@ -234,9 +236,9 @@ def _of_probabilities(analysis: LedgerAnalysis) -> Conditions:
                 yield said, backward
 
 
-def _moving_nothing(analysis: LedgerAnalysis) -> Conditions:
+def _moving_nothing(analysis: LedgerAnalysis, first: _Losses) -> Conditions:
     """Name the terms of a loss that reach no parameter of the optimizers that step on it."""
-    for backward, terms in _reaches(analysis):
+    for backward, terms in first:
         readers = set()
         for (_, optimizer), shares in analysis.window_shares.items():
             if any(backward in share.backwards for share in shares):
@@ -257,8 +259,9 @@ def _moving_nothing(analysis: LedgerAnalysis) -> Conditions:
 def conditions(analysis: LedgerAnalysis) -> Conditions:
     """Say what has to be meant for a healthy loop to be so: what no step or no loss trains, and what several do."""
     yield from _thrown_away(analysis)
-    yield from _moving_nothing(analysis)
-    yield from _of_probabilities(analysis)
+    first = list(_reaches(analysis))
+    yield from _moving_nothing(analysis, first)
+    yield from _of_probabilities(analysis, first)
     if not analysis.ledger.meta.get("steps_elsewhere"):
         yield from _unrecorded(analysis)
     for name in map(str, analysis.listed("frozen_in_vain")):

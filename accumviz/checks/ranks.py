@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from accumviz.checks.report import Finding, Findings
 from accumviz.ledger.events import PRESENT
 from accumviz.ledger.flow import number
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 # What several ranks have, and the norm of a clip, are rounded more than what one rank has.
 _SAME_WEIGHT, _SAME_NORM = 1e-2, 1e-4
 
@@ -330,12 +332,18 @@ def _windows(analysis: LedgerAnalysis, rank: int | None) -> Iterator[RankWindow]
 # --- ranks compared ---------------------------------------------------------------------------
 
 
+def _grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Put together what ranks say of the same thing."""
+    of_keys: dict[Key, list[Value]] = defaultdict(list)
+    for key, value in pairs:
+        of_keys[key].append(value)
+    return of_keys
+
+
 def _compared_windows(ranks: Sequence[RankSummary]) -> list[list[RankWindow]]:
     """Return the windows that all ranks of one average have, of which each rank weighs its own elements alike."""
-    kinds: dict[tuple[int, int, str], list[RankWindow]] = defaultdict(list)
-    for rank in ranks:
-        for window in rank.windows:
-            kinds[window.kind].append(window)
+    every = chain.from_iterable(rank.windows for rank in ranks)
+    kinds = _grouped((window.kind, window) for window in every)
     windows = [kinds[kind] for kind in sorted(kinds)]
     return list(filter(_can_be_compared, windows))
 
@@ -401,16 +409,15 @@ def _shares_nothing(optimizer: OptimizerHistory) -> bool:
 def conditions_of_ranks(ranks: Sequence[RankSummary]) -> Iterator[str]:
     """Say what has to be meant for healthy ranks to be so together."""
     counts = set(chain.from_iterable(rank.steps for rank in ranks))
-    norms: dict[int, list[list[float]]] = defaultdict(list)
-    for place, of_steps in chain.from_iterable(rank.norms for rank in ranks):
-        norms[place].append(of_steps)
+    norms = _grouped(chain.from_iterable(rank.norms for rank in ranks))
+    losses = _grouped(chain.from_iterable(rank.losses for rank in ranks))
     # An optimizer that stepped differently often is in it more than once.
     if len(counts) > len(dict(counts)):
         yield "ranks that step a different number of times are meant"
     if any(map(_step_apart, norms.values())):
         yield "ranks that step on different gradients are meant"
     yield from _beyond_the_limit(ranks)
-    if _are_the_same(chain.from_iterable(rank.losses for rank in ranks)):
+    if any(map(_are_the_same, losses.values())):
         yield "ranks that compute the same losses, as of the same samples, are meant"
     began = [rank.began for rank in ranks]
     if norms and max(began) > min(began) * (1 + _SAME_NORM):
@@ -422,24 +429,16 @@ def conditions_of_ranks(ranks: Sequence[RankSummary]) -> Iterator[str]:
 
 def _beyond_the_limit(ranks: Sequence[RankSummary]) -> Iterator[str]:
     """Say which clips by norms of shards alone are beyond their limit by the norm of all ranks' shards."""
-    clips: dict[_Clip, list[float]] = defaultdict(list)
-    for clip, norm in chain.from_iterable(rank.clips for rank in ranks):
-        clips[clip].append(norm)
+    clips = _grouped(chain.from_iterable(rank.clips for rank in ranks))
     for (_, _, most, said), norms in clips.items():
         if math.hypot(*norms) > most:
             yield said
 
 
-def _are_the_same(losses: Iterable[tuple[int, list[float]]]) -> bool:
+def _are_the_same(losses: list[list[float]]) -> bool:
     """Return whether the losses of several optimizers in one place are the same, number by number."""
-    of_places: dict[int, list[list[float]]] = defaultdict(list)
-    for place, of_backwards in losses:
-        of_places[place].append(of_backwards)
     # One loss or two may be the same by chance.
-    return any(
-        len(each[0]) > 2 and each.count(each[0]) == len(each) > 1
-        for each in of_places.values()
-    )
+    return len(losses[0]) > 2 and losses.count(losses[0]) == len(losses) > 1
 
 
 def _step_apart(norms: list[list[float]]) -> bool:
