@@ -328,3 +328,11 @@ def test_a_softmax_before_a_loss_of_logits_is_a_condition(
     assert said in of_two(lambda nets, x: loss(nets["actor"](x[:2]).expand(2, 2).softmax(1))).condition
     assert said not in of_two(lambda nets, x: loss(right(nets["actor"](x[:2]).expand(2, 2)))).condition
     assert said not in of_two(lambda nets, x: (nets["actor"](x[:2]).softmax(1) * HALF).sum(1).mean()).condition
+
+
+def test_a_loss_whose_targets_alone_get_a_gradient_is_a_condition() -> None:
+    said = "a binary cross entropy of which the targets alone have a gradient is meant"
+    loss, right = F.binary_cross_entropy_with_logits, HALF[0]
+    assert said in of_two(lambda nets, x: loss(right, nets["actor"](x[:2])[:, 0])).condition
+    assert said in of_two(lambda nets, x: loss(right, nets["actor"](x[:2])[:, 0], reduction="none").mean()).condition
+    assert of_two(lambda nets, x: loss(nets["actor"](x[:2])[:, 0], right)).condition == ""

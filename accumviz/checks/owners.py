@@ -226,13 +226,15 @@ def _parts(names: Iterable[str], common: int) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _of_probabilities(analysis: LedgerAnalysis, first: _Losses) -> Conditions:
-    """Name losses that take logits and are given probabilities."""
+def _misgiven(analysis: LedgerAnalysis, first: _Losses) -> Conditions:
+    """Name losses that take logits and are given probabilities, and those whose targets alone get a gradient."""
     for backward, _ in first:
         for term in analysis.ledger[backward].terms:
-            if term.get("probabilities"):
-                given = f"probabilities of a {term['probabilities']}"
-                said = f"{given} and not logits, or their logarithms, are meant for {_called(term)}"
+            given = term.get("misgiven")
+            said = f"probabilities of a {given} and not logits, or their logarithms, are meant for {_called(term)}"
+            if given == "targets":
+                said = "a binary cross entropy of which the targets alone have a gradient is meant"
+            if given:
                 yield said, backward
 
 
@@ -261,7 +263,7 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
     yield from _thrown_away(analysis)
     first = list(_reaches(analysis))
     yield from _moving_nothing(analysis, first)
-    yield from _of_probabilities(analysis, first)
+    yield from _misgiven(analysis, first)
     if not analysis.ledger.meta.get("steps_elsewhere"):
         yield from _unrecorded(analysis)
     for name in map(str, analysis.listed("frozen_in_vain")):

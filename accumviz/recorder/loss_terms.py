@@ -428,14 +428,18 @@ def _compares_samples(node: Any) -> bool:
     return bool(factors) and not any(map(_is_weight, factors))
 
 
-def probabilities(node: Any) -> str:
-    """Return what made probabilities for a loss that takes logits, as a softmax does before a cross entropy."""
+def misgiven(node: Any) -> str:
+    """Return what a loss is given in place of logits: the "Softmax" of some, or its "targets"."""
     way = []
     for _ in range(_MOST_SCALINGS):
+        if node is None:
+            break
         name = type(node).__name__
+        if "BinaryCrossEntropy" in name and node.next_functions[0][0] is None:
+            return "targets"
         if name not in _SAME:
             way.append(name.partition("Backward")[0])
-        node = None if node is None else _only_below(node)
+        node = _only_below(node)
     given = _GIVEN_PROBABILITIES.match("/".join(way))
     return given[6] if given else ""
 

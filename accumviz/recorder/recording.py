@@ -31,7 +31,7 @@ from accumviz.recorder.loss_terms import (
     CastCache,
     describe_root,
     leaves_below,
-    probabilities,
+    misgiven,
 )
 from accumviz.recorder.memory import UNREAD, Held
 from accumviz.recorder.targets import (
@@ -467,9 +467,9 @@ class Recording:
             leaves = self._gradients.owned(leaves_below([node]))
             reached = {names[i] for i in leaves}
             term["reaches"] = sorted(reached.union(term.get("reaches", ())))
-            given = probabilities(node)
+            given = misgiven(node)
             if given:
-                term["probabilities"] = given
+                term["misgiven"] = given
 
     def _note_weights(self, running: Backward) -> None:
         """Note in a backward which weights were moved by a hand, or read in a copy from before a step."""
