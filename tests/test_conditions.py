@@ -336,3 +336,15 @@ def test_a_loss_whose_targets_alone_get_a_gradient_is_a_condition() -> None:
     assert said in of_two(lambda nets, x: loss(right, nets["actor"](x[:2])[:, 0])).condition
     assert said in of_two(lambda nets, x: loss(right, nets["actor"](x[:2])[:, 0], reduction="none").mean()).condition
     assert of_two(lambda nets, x: loss(nets["actor"](x[:2])[:, 0], right)).condition == ""
+
+
+def test_a_loss_that_is_not_read_is_a_condition_where_its_factors_add_up_to_1() -> None:
+    def judged(K: int, divisor: int) -> str:
+        model, optimizer = line()
+        x = torch.randn(8, 3)
+        return trained(lambda _: model(x).mean() / model(x).exp().sum() / divisor, model, optimizer, K=K).condition
+
+    for K in (1, 4):
+        assert "is meant to weigh the same in each micro-batch" in judged(K, K)
+    with pytest.raises(AssertionError, match="no verdict"):
+        judged(4, 1)

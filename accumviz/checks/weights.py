@@ -643,6 +643,7 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
             yield said, worst.backwards[0]
     for optimizer in analysis.optimizers:
         yield from _differing_sums(optimizer)
+        yield from _unread(optimizer)
     for shares in analysis.objectives.values():
         yield from _constant_sum(analysis, _several(shares))
         yield from _penalty(_several(shares))
@@ -658,6 +659,31 @@ def _differing_sums(optimizer: OptimizerHistory) -> Conditions:
     totals = _totals(sums)
     said = f"sums of shares from {min(totals):.3g} to {max(totals):.3g} are meant"
     yield said, sums[0].shares[0].backwards[0]
+
+
+def like_means(optimizer: OptimizerHistory) -> list[int]:
+    """Return the losses that cannot be taken apart, and weigh in every step what a mean would: alone, or together 1."""
+    if optimizer.ledger.meta.get("ranks", 1) != 1:
+        return []  # a rank's part of the whole depends on what its mean is over
+    like = []
+    for (index, objective), shares in optimizer.objectives.items():
+        totals = [share.total for share in shares]
+        unread = not any(share.known for share in shares)
+        even = are_close(totals) and all(share.even for share in shares)
+        whole = is_close(totals[0], 1.0) or not _several(shares)
+        if index == optimizer.optimizer and unread and even and whole:
+            like.append(objective)
+    return like
+
+
+def _unread(optimizer: OptimizerHistory) -> Conditions:
+    """Name the losses that weigh what a mean would, as far as it is known, and why no more is."""
+    for objective in like_means(optimizer):
+        its = optimizer.consumed.take(optimizer.consumed.objective == objective)
+        loss = optimizer.ledger[its.backward[0]].label or "the loss"
+        why = its.reasons[its.unknown[0]]
+        said = f"{loss}, which is not read ({why}), is meant to weigh the same in each micro-batch"
+        yield said, int(its.backward[0])
 
 
 def _constant_sum(analysis: LedgerAnalysis, shares: WindowShares) -> Conditions:
