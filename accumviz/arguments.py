@@ -13,8 +13,6 @@ from typing import Any
 _EXTRAS = {
     "torch": "torch",
     "matplotlib": "notebook",
-    "anywidget": "notebook",
-    "traitlets": "notebook",
     "cloudpickle": "book",
 }
 

@@ -19,7 +19,6 @@ BUNDLES = {
     ROOT / "accumviz/views": ("accumviz", "unfold"),
     ROOT / "accumviz/book": (
         "explore",
-        "explore-live",
         "lab",
         "opening",
         "overlap",

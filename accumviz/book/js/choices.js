@@ -10,11 +10,10 @@ const SEGMENTS = 24;
 /**
  * @typedef {object} Offer  one control of one side
  * @property {string} key  a name that its radios share
- * @property {import("./types.d.ts").Runs["other"]} other  makes the field for another value, where a kernel records it
- * @property {(place: number | string) => void} choose
+ * @property {(place: number) => void} choose
  */
 
-/** @typedef {{el: HTMLElement, draw: (place: number | string) => void}} Offered */
+/** @typedef {{el: HTMLElement, draw: (place: number) => void}} Offered */
 
 /** @param {Control} control @param {Offer} offer @returns {Offered} */
 export function choiceOf(control, offer) {
@@ -34,22 +33,19 @@ function switchOf({ name, labels }, { choose }, title) {
   const input = () => choose(labels.indexOf(box.checked ? "yes" : "no"));
   const box = h("input", { type: "checkbox", role: "switch", "aria-label": name, ...KEYS_ARE_MINE, input });
   const el = h("label.av-control.av-switch", {}, box, title);
-  return { el, draw(place) { box.checked = labels[Number(place)] === "yes"; } };
+  return { el, draw(place) { box.checked = labels[place] === "yes"; } };
 }
 
 /** @param {Control} control @param {Offer} offer @param {HTMLElement} title @returns {Offered} */
-function sliderOf({ name, labels }, { other, choose }, title) {
+function sliderOf({ name, labels }, { choose }, title) {
   const input = () => choose(Number(slider.value));
   const slider = range(name, input);
   const value = h("output.av-xvalue");
   const el = h("div.av-control", {}, title, slider, value);
-  if (other) el.append(other(name, choose));
-
-  /** @param {number | string} place */
+  /** @param {number} place */
   function draw(place) {
-    const recorded = typeof place === "number";
-    value.textContent = recorded ? labels[place] : place;
-    slide(slider, recorded ? place : Number(slider.value), labels.length - 1, value.textContent);
+    value.textContent = labels[place];
+    slide(slider, place, labels.length - 1, value.textContent);
   }
   return { el, draw };
 }
@@ -59,7 +55,7 @@ function listOf({ name, labels }, { choose }, title) {
   const input = () => choose(list.selectedIndex);
   const options = labels.map((label) => h("option", {}, label));
   const list = h("select", { "aria-label": name, ...KEYS_ARE_MINE, input }, ...options);
-  return { el: h("div.av-control", {}, title, list), draw(place) { list.selectedIndex = Number(place); } };
+  return { el: h("div.av-control", {}, title, list), draw(place) { list.selectedIndex = place; } };
 }
 
 /** @param {Control} control @param {Offer} offer @param {HTMLElement} title @returns {Offered} */
@@ -70,7 +66,7 @@ function segmentsOf({ name, labels }, { key, choose }, title) {
   });
   const segments = radios.map((radio, place) => h("label", {}, radio, h("span", {}, labels[place])));
   const box = h("div.av-segments", { role: "radiogroup", "aria-label": name }, ...segments);
-  /** @param {number | string} place */
+  /** @param {number} place */
   const draw = (place) => radios.forEach((radio, k) => { radio.checked = k === place; });
   return { el: h("div.av-control", {}, title, box), draw };
 }
