@@ -13,6 +13,8 @@ from typing import Any
 _EXTRAS = {
     "torch": "torch",
     "matplotlib": "notebook",
+    "anywidget": "notebook",
+    "traitlets": "notebook",
     "cloudpickle": "book",
 }
 

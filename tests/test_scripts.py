@@ -72,6 +72,7 @@ def test_a_page_carries_little_and_asks_for_nothing_more() -> None:
     # The report above a player, and hatching, take half a KiB.
     assert sizes["accumviz"] <= 18.5 * 1024 + 50
     assert sizes["explore"] <= 22.5 * 1024 + 50
+    assert sizes["explore-live"] <= 22.5 * 1024 + 100
     assert sizes["lab"] <= 16 * 1024
     assert max(sizes[name] for name in PICTURES) <= 8 * 1024
     assert sizes["predict"] <= 3_400
@@ -83,9 +84,21 @@ def test_a_page_carries_little_and_asks_for_nothing_more() -> None:
         assert path.read_text("utf-8").startswith("// Built by `make scripts`.")
 
 
-def test_a_module_exports_nothing() -> None:
-    for name, path in SCRIPTS.items():
-        assert not re.search(r"\bexport\b", path.read_text("utf-8")), name
+@pytest.mark.parametrize(
+    ("name", "exports"), [("accumviz", 0), ("explore", 0), ("whole", 0), ("lab", 0), ("unfold", 0), ("explore-live", 1)]
+)
+def test_a_module_has_one_export_the_view_where_a_notebook_loads_it(name: str, exports: int) -> None:
+    text = SCRIPTS[name].read_text("utf-8")
+    assert len(re.findall(r"export\s*\{[\w$]+ as default\}", text)) == exports
+    assert len(re.findall(r"\bexport\b", text)) == exports
+
+
+def test_what_only_a_kernel_can_is_in_the_module_of_notebooks_and_not_in_that_of_pages() -> None:
+    page, notebook = (SCRIPTS[name].read_text("utf-8") for name in ("explore", "explore-live"))
+    for word in ("The kernel is recording this run.", "another value", "save_changes", "change:told"):
+        assert word in notebook
+        assert word not in page
+    assert "data-accumviz-" not in notebook, "a widget is bare: no page is searched for players"
 
 
 def test_tools_are_locked_exactly_and_no_registry_is_named() -> None:

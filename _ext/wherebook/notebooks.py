@@ -31,7 +31,7 @@ OPENING = """> **{book}**, {place}, as a notebook
 > Outputs appear as the cells run, from the top. Run them one by one: where a question comes first, the next cell
 > answers it. Some code is folded: *Show code* in Colab, three dots in Jupyter.
 >
-> It needs a Python with PyTorch and Matplotlib, as Colab has it. The first code cell installs accumviz
+> It needs a Python with PyTorch, Matplotlib and anywidget, as Colab has it. The first code cell installs accumviz
 > from the last cell of this notebook."""
 # A viewer that runs nothing shows no output. This picture, 4 KB, is the front page's, by `make screenshots`.
 COVER = Path(__file__).with_name("cover.png")

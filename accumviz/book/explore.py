@@ -86,6 +86,7 @@ class Explorer(Displayed):
     `choices` are the values of each control, by name.
     """
 
+    experiment: Callable[..., Any]
     choices: Choices
     runs: Sequence[Run]
     start: Sequence[int]
@@ -102,8 +103,12 @@ class Explorer(Displayed):
         norms = [ledger.contribution.ravel() for ledger in ledgers]
         self._levels = decades(np.concatenate(norms))
         for player in self._players:
-            player.ground = self._ground
-            player.levels = self._levels
+            self._draw_among_others(player)
+
+    def _draw_among_others(self, player: Player) -> None:
+        """Draw a run's weights and heat map to the scales of all runs."""
+        player.ground = self._ground
+        player.levels = self._levels
 
     def run(self, **choice: Any) -> Ledger:
         """Return the ledger of one run, as in `explorer.run(k=4)`; a choice that is left out has its first value.
@@ -159,6 +164,25 @@ class Explorer(Displayed):
         data = encode(self.content)
         script = _static("explore.js")
         return fragment("explorer", self.id, self._table(), data, sheets, script)
+
+    def live(self) -> Any:
+        """Return the same view as a widget, in which the kernel records values outside the grid."""
+        shown = _widget(encode(self.content))
+
+        def record(change: Any) -> None:
+            asked = change["new"]["choice"]
+            choice = {}
+            for place, (name, values) in zip(asked, self.choices.items(), strict=True):
+                typed = isinstance(place, str)
+                choice[name] = number(place) if typed else values[place]
+            run = record_run(self.experiment, choice)
+            if run.player:
+                self._draw_among_others(run.player)
+            page = encode(run.content(self._scale))
+            shown.told = {"choice": asked, "run": page}
+
+        shown.observe(record, "ask")
+        return shown
 
     def _rows(self) -> list[list[str]]:
         """Return the table of all runs: a heading, then one row for each; a row that raised ends with its error."""
@@ -247,7 +271,7 @@ def explore(
     if against is not None:
         beside = positions("against", {**(start or {}), **against}, grid)
     recorded = _record_all(experiment, grid)
-    return Explorer(grid, recorded, begin, beside, loss, tabs=tabs)
+    return Explorer(experiment, grid, recorded, begin, beside, loss, tabs=tabs)
 
 
 def _grid(choices: Mapping[str, Iterable[Any]]) -> Choices:
@@ -305,6 +329,27 @@ def record_run(experiment: Callable[..., Any], choice: Mapping[str, Any]) -> Run
     return Run(choice, play(recording), shown)
 
 
+def _widget(content: str) -> Any:
+    try:
+        import anywidget
+        import traitlets
+    except ModuleNotFoundError as missing:
+        raise arguments.explained(missing, "live") from missing
+
+    class Live(anywidget.AnyWidget):
+        """The state that page and kernel share."""
+
+        _esm = _static("explore-live.js")
+        _css = assets()[0] + _static("explore.css")
+        data = traitlets.Unicode().tag(sync=True)
+        id = traitlets.Unicode().tag(sync=True)
+        at = traitlets.Dict().tag(sync=True)
+        ask = traitlets.Dict().tag(sync=True)
+        told = traitlets.Dict().tag(sync=True)
+
+    return Live(data=content)
+
+
 def positions(argument: str, choice: Mapping[str, Any], choices: Choices) -> list[int]:
     """Return where the chosen values are in their lists; 0 for a choice that is not named."""
     for name in choice:
@@ -353,6 +398,16 @@ def label(value: Any) -> str:
     if isinstance(value, float):
         return style.number(value)
     return literal(getattr(value, "__name__", None) or str(value))
+
+
+def number(text: str) -> float | int:
+    """Return the number that a reader typed.
+
+    >>> number("3"), number("0.5")
+    (3, 0.5)
+    """
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 # --- figures and gradients ----------------------------------------------------------------------

@@ -8,6 +8,7 @@ from statistics import median
 import jupytext
 from wherebook.gate import only_asks
 
+from tests.book.conftest import CHAPTERS
 from tests.conftest import ROOT
 
 HIDING = {"remove-cell", "remove-input", "hide-cell", "hide-input"}
@@ -53,6 +54,21 @@ def test_no_visible_cell_needs_a_name_that_a_hidden_one_makes(chapter: Path) -> 
             used = {node.id for node in names if isinstance(node.ctx, ast.Load)}
             assert hidden_names & (used - bound) == set(), cell.source
             hidden_names -= bound
+
+
+def test_what_needs_a_kernel_runs_in_the_notebook_only(chapter: Path) -> None:
+    """Built, it would leave all that its widget knows on the page, and nothing to see."""
+    for cell in jupytext.read(chapter, fmt="md:myst").cells:
+        if cell.cell_type == "code":
+            assert (".live()" in cell.source) == ("skip-execution" in cell.metadata.get("tags", [])), cell.source
+
+
+def test_notebooks_of_chapters_2_to_4_have_a_live_cell_and_their_pages_say_what_to_try() -> None:
+    for chapter in CHAPTERS[1:4]:
+        found = jupytext.read(chapter, fmt="md:myst").cells
+        before = [found[i - 1] for i, cell in enumerate(found) if cell.source.endswith(".live()")]
+        assert before
+        assert all(cell.cell_type == "markdown" and "notebook" in cell.source for cell in before)
 
 
 def test_every_prediction_takes_an_answer_and_keeps_its_source_to_itself(chapter: Path) -> None:

@@ -1,7 +1,8 @@
-"""The same views in a real JupyterLab, before and after the kernel has gone."""
+"""The same views in a real JupyterLab: through its kernel, and after the kernel has gone."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -30,7 +31,7 @@ def train(k, divide):
         optimizer.step()
     return recording
 
-explorer = av.explore(train, k=[1, 2, 3], divide=[True, False])
+explorer = av.explore(train, k=[1, 2, 4], divide=[True, False])
 explorer
 """
 # The same gradient without accumviz: every sample on its own, K = 3, not divided.
@@ -41,7 +42,7 @@ BY_HAND = "sum((-2 * x * (2 * x - x)).mean() for x in torch.linspace(1, 4, 12).c
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a JupyterLab of its own, with a notebook that nobody has run."""
     folder = tmp_path_factory.mktemp("lab")
-    texts = (RECORD.strip(), f"print({BY_HAND})")
+    texts = (RECORD.strip(), "explorer.live()", f"print({BY_HAND})")
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     cells = [nbformat.v4.new_code_cell(text) for text in texts]
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), folder / "run.ipynb")
@@ -110,29 +111,40 @@ def figure(explorer: Any, name: str) -> str:
     return str(row.locator("dd").first.inner_text())
 
 
-def test_a_view_says_what_the_kernel_computes_and_outlives_it(lab: str, page: Any) -> None:
+def test_the_kernel_records_what_the_page_asks_for_and_the_static_view_outlives_it(lab: str, page: Any) -> None:
     """In one visit: to open JupyterLab and to start a kernel takes longer than all that is asked of them."""
     page.goto(f"{lab}lab/tree/run.ipynb?token={TOKEN}")
-    page.locator(".jp-Notebook .jp-Cell").nth(1).wait_for(timeout=60_000)
+    page.locator(".jp-Notebook .jp-Cell").nth(2).wait_for(timeout=60_000)
     page.get_by_text("| Idle").wait_for(timeout=60_000)  # what is run before the kernel is there is never run
     choose(page, "Run", "Run All Cells")
     outputs = page.locator(".jp-Notebook .jp-Cell")
-    still = outputs.nth(0).locator(".av-explorer")
-    still.locator(".av-figures dd").first.wait_for(timeout=90_000)
-    assert figure(still, "backwards") == "1"
-    by_hand = float(outputs.nth(1).locator(".jp-OutputArea-output pre").inner_text(timeout=60_000))
+    still, live = outputs.nth(0).locator(".av-explorer"), outputs.nth(1).locator(".av-explorer")
+    for one in (still, live):
+        one.locator(".av-figures dd").first.wait_for(timeout=90_000)
+        assert figure(one, "backwards") == "1"
+    by_hand = float(outputs.nth(2).locator(".jp-OutputArea-output pre").inner_text(timeout=60_000))
+
+    # A static view has no field for other values; the live one sends what is typed to Python.
+    assert still.get_by_label("k: another value").count() == 0
+    side = live.get_by_role("group", name="Run", exact=True)
+    side.get_by_role("switch", name="divide").click()
+    other = side.get_by_label("k: another value")
+    other.fill("3")
+    other.press("Enter")
+    live.locator(".av-figures dd", has_text=re.compile("^3$")).wait_for()
+    assert figure(live, "backwards") == "3"
+    said = float(figure(live, "gradient of the last step").replace("−", "-"))
+    assert said == pytest.approx(by_hand, rel=1e-3)
+    other.fill("0")
+    other.press("Enter")
+    live.locator(".av-raised").wait_for()
+    assert "RuntimeError" in live.locator(".av-raised").inner_text()
 
     # Arrow keys in a control move the control, not the notebook's cells.
     slider = still.get_by_role("slider", name="k").first
     slider.focus()
     slider.press("ArrowRight")
     assert figure(still, "backwards") == "2"
-
-    slider.press("ArrowRight")
-    still.get_by_role("switch", name="divide").click()
-    assert figure(still, "backwards") == "3"
-    said = float(figure(still, "gradient of the last step").replace("−", "-"))
-    assert said == pytest.approx(by_hand, rel=1e-3)
 
     # To ask for the file while it is written would undo that: the server takes half a notebook for a broken one, and
     # puts back what was there before.
@@ -148,5 +160,5 @@ def test_a_view_says_what_the_kernel_computes_and_outlives_it(lab: str, page: An
     still.locator(".av-figures dd").first.wait_for(timeout=60_000)
     assert figure(still, "backwards") == "1"
     still.get_by_role("slider", name="k").first.fill("2")
-    assert figure(still, "backwards") == "3"
+    assert figure(still, "backwards") == "4"
     still.locator(".av-player:visible .av-b-play").wait_for()

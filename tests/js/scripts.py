@@ -19,6 +19,7 @@ BUNDLES = {
     ROOT / "accumviz/views": ("accumviz", "unfold"),
     ROOT / "accumviz/book": (
         "explore",
+        "explore-live",
         "lab",
         "opening",
         "overlap",

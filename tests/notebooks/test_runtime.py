@@ -5,12 +5,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 from packaging.utils import canonicalize_name
 
 from tests.notebooks.bare import HERE, Runtime, runtime
 
 CELL = re.compile(r"\bIn\[(\d+)\]")
+# A picture of its own, or one with a kernel beside it.
+SHOWN = {"text/html", "application/vnd.jupyter.widget-view+json"}
 SHOWS = re.compile(r"^av\.(?:predict|play|explore|timeline|trace)\((?!.*\)\.save)|^(?:explorer|graph)$", re.MULTILINE)
 
 
@@ -68,7 +71,7 @@ def test_a_notebook_runs_from_top_to_bottom_and_changes_no_package(
     for cell, after in zip(cells, [*cells[1:], None], strict=True):
         captioned = after is not None and after.source.startswith("**Fig. ")
         if cell.cell_type == "code" and (captioned or SHOWS.search(cell.source)):
-            assert any("text/html" in output.get("data", {}) for output in cell.outputs), cell.source
+            assert any(SHOWN & output.get("data", {}).keys() for output in cell.outputs), cell.source
     (page,) = notebook_path.parents[1].glob(f"**/{notebook_path.stem}.html")
     assert_lines_are_found_in_their_cells(cells, page.read_text())
     installed = bare.freeze()
@@ -77,3 +80,30 @@ def test_a_notebook_runs_from_top_to_bottom_and_changes_no_package(
     assert installed.keys() - frozen.keys() == brought
     assert bare.refused == ""
     assert [path.name for path in bare.work.iterdir()] == []
+
+
+LIVE = """
+import torch
+import accumviz as av
+
+def train(k):
+    w = torch.tensor([1.0], requires_grad=True)
+    with av.record(w, graphs=True) as recording:
+        for x in torch.tensor([4.0, 2.0]).chunk(k):
+            ((2 * x - w * x).square().mean() / k).backward()
+    return recording
+
+explorer = av.explore(train, k=[1, 2]).live()
+explorer.ask = {"choice": ["4"]}
+print("backward" in explorer.told["run"])
+explorer
+"""
+
+
+def test_a_view_with_a_kernel_works_in_a_runtime_with_old_widgets(site: Path, bare: Runtime) -> None:
+    cells = nbformat.read(site / "notebooks" / "index.ipynb", as_version=4).cells
+    setup = next(cell for cell in cells if cell.cell_type == "code")
+    notebook = nbformat.v4.new_notebook(cells=[setup, nbformat.v4.new_code_cell(LIVE), cells[-1]])
+    printed, shown = bare.execute(notebook).cells[1].outputs
+    assert printed.text == "True\n"
+    assert "application/vnd.jupyter.widget-view+json" in shown.data

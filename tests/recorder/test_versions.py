@@ -72,6 +72,6 @@ def test_ci_installs_the_lower_bounds_that_are_declared() -> None:
     declared = [line for lines in (project["dependencies"], *extras.values()) for line in lines]
     job = yaml.safe_load((ROOT / ".github" / "workflows" / "book.yml").read_text())["jobs"]["oldest"]
     installed = " ".join(step.get("run", "") for step in job["steps"])
-    for package in ("torch", "matplotlib", "numpy", "cloudpickle"):
+    for package in ("torch", "matplotlib", "numpy", "anywidget", "cloudpickle"):
         [bound] = [found[1] for line in declared if (found := re.match(rf"{package}>=([\d.]*\d)", line))]
         assert f"{package}=={bound}.*" in installed

@@ -10,10 +10,11 @@ const SEGMENTS = 24;
 /**
  * @typedef {object} Offer  one control of one side
  * @property {string} key  a name that its radios share
- * @property {(place: number) => void} choose
+ * @property {import("./types.d.ts").Runs["other"]} other  makes the field for another value, where a kernel records it
+ * @property {(place: number | string) => void} choose
  */
 
-/** @typedef {{el: HTMLElement, draw: (place: number) => void}} Offered */
+/** @typedef {{el: HTMLElement, draw: (place: number | string) => void}} Offered */
 
 /** @param {Control} control @param {Offer} offer @returns {Offered} */
 export function choiceOf(control, offer) {
@@ -33,19 +34,22 @@ function switchOf({ name, labels }, { choose }, title) {
   const input = () => choose(labels.indexOf(box.checked ? "yes" : "no"));
   const box = h("input", { type: "checkbox", role: "switch", "aria-label": name, ...KEYS_ARE_MINE, input });
   const el = h("label.av-control.av-switch", {}, box, title);
-  return { el, draw(place) { box.checked = labels[place] === "yes"; } };
+  return { el, draw(place) { box.checked = labels[Number(place)] === "yes"; } };
 }
 
 /** @param {Control} control @param {Offer} offer @param {HTMLElement} title @returns {Offered} */
-function sliderOf({ name, labels }, { choose }, title) {
+function sliderOf({ name, labels }, { other, choose }, title) {
   const input = () => choose(Number(slider.value));
   const slider = range(name, input);
   const value = h("output.av-xvalue");
   const el = h("div.av-control", {}, title, slider, value);
-  /** @param {number} place */
+  if (other) el.append(other(name, choose));
+
+  /** @param {number | string} place */
   function draw(place) {
-    value.textContent = labels[place];
-    slide(slider, place, labels.length - 1, value.textContent);
+    const recorded = typeof place === "number";
+    value.textContent = recorded ? labels[place] : place;
+    slide(slider, recorded ? place : Number(slider.value), labels.length - 1, value.textContent);
   }
   return { el, draw };
 }
@@ -55,7 +59,7 @@ function listOf({ name, labels }, { choose }, title) {
   const input = () => choose(list.selectedIndex);
   const options = labels.map((label) => h("option", {}, label));
   const list = h("select", { "aria-label": name, ...KEYS_ARE_MINE, input }, ...options);
-  return { el: h("div.av-control", {}, title, list), draw(place) { list.selectedIndex = place; } };
+  return { el: h("div.av-control", {}, title, list), draw(place) { list.selectedIndex = Number(place); } };
 }
 
 /** @param {Control} control @param {Offer} offer @param {HTMLElement} title @returns {Offered} */
@@ -66,7 +70,7 @@ function segmentsOf({ name, labels }, { key, choose }, title) {
   });
   const segments = radios.map((radio, place) => h("label", {}, radio, h("span", {}, labels[place])));
   const box = h("div.av-segments", { role: "radiogroup", "aria-label": name }, ...segments);
-  /** @param {number} place */
+  /** @param {number | string} place */
   const draw = (place) => radios.forEach((radio, k) => { radio.checked = k === place; });
   return { el: h("div.av-control", {}, title, box), draw };
 }

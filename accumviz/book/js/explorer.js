@@ -14,14 +14,16 @@ import { stageOf } from "./stage.js";
 /**
  * Put in an explorer.
  * @param {Host} host
+ * @param {typeof import("./recording.js").recording} [kernel]  what records other runs, in a notebook
  * @returns {Promise<Dispose>}
  */
-export async function explore({ model, el }) {
+export async function explore({ model, el }, kernel) {
   const { data } = await read(model.get("data"));
   const { controls, start, against } = /** @type {ExplorerData} */ (data);
   const id = model.get("id");
   const key = `avx${Math.random().toString(36).slice(2, 8)}`;
-  const runs = runsOf(data);
+  const recorded = runsOf(data);
+  const runs = kernel ? kernel(model, controls, recorded, draw) : recorded;
   const tabs = controls[0].kind === "tabs";
 
   /** @returns {Shown} */
@@ -32,6 +34,7 @@ export async function explore({ model, el }) {
   }
   const offered = controls.map((control, i) => choiceOf(control, {
     key: `${key}-${i}`,
+    other: runs.other,
     choose: (place) => go({ a: at().a.map((old, k) => (k === i ? place : old)) }),
   }));
   const keep = h("button.av-compare", { type: "button", click: () => go({ b: at().b ? null : at().a }) });
@@ -43,14 +46,14 @@ export async function explore({ model, el }) {
 
   /** What tells a run from the one that is shown. @param {Choice} other @param {Choice} mine */
   const differences = (other, mine) => controls.flatMap(({ name, labels }, i) => {
-    const label = labels[other[i]];
+    const label = labels[Number(other[i])] ?? other[i];
     return other[i] === mine[i] ? [] : tabs ? label : `${name} ${label}`;
   }).join(", ");
 
   function draw() {
     const { a, b } = at();
     const run = runs.at(a);
-    const choice = b ?? (run.right ? null : runs.right(a));
+    const choice = b ?? (run.right ? null : recorded.right(a));
     const behind = choice && runs.at(choice);
     const other = behind === run ? null : behind;
     const told = choice && (differences(choice, a) || "this run");

@@ -16,7 +16,7 @@ export function runsOf({ controls, grid, runs, parts }) {
   /** @param {Choice} choice */
   function at(choice) {
     let index = 0;
-    controls.forEach(({ labels }, i) => { index = index * labels.length + choice[i]; });
+    controls.forEach(({ labels }, i) => { index = index * labels.length + Number(choice[i]); });
     return put(runs[grid[index]]);
   }
   /** The choices of a place in the grid, the last of which changes first. @param {number} place @returns {Choice} */

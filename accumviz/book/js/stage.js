@@ -65,7 +65,7 @@ export function stageOf({ begins, also, link }) {
     requestAnimationFrame(() => requestAnimationFrame(() => { slot.style.minHeight = ""; }));
     slot.replaceChildren();
     if (run.whole) play(before(run.whole, other?.whole));
-    else slot.append(h("p.av-raised", { role: "status" }, run.error ?? ""));
+    else slot.append(h(run.error ? "p.av-raised" : "p.av-note", { role: "status" }, run.error ?? run.waits ?? ""));
   }
   return {
     slot,

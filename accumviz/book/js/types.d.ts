@@ -16,16 +16,22 @@ export interface Run {
   data?: number[];
   whole?: Whole;
   error?: string;
+  /** What is said while there is no run yet. */
+  waits?: string;
   figures?: [string, string][];
   grad?: Gradients;
   /** Whether `check` calls it healthy. */
   right?: number;
 }
 
-/** The runs of an explorer, and the right one that is nearest to a choice. */
+/**
+ * The runs of an explorer, and the right one that is nearest to a choice; `other` makes the field for a value that was
+ * not recorded, where a kernel can record it.
+ */
 export interface Runs {
   at(choice: Choice): Run;
   right(choice: Choice): Choice | null;
+  other?(name: string, choose: (value: string) => void): HTMLElement;
 }
 
 export interface Control {

@@ -15,6 +15,11 @@ export interface Model {
   on(name: string, heard: () => void): void;
 }
 
+/** What anywidget hands to a view: what is set travels once it is saved. */
+export interface Notebook extends Model {
+  save_changes(): void;
+}
+
 export interface Host {
   model: Model;
   el: HTMLElement;
@@ -197,8 +202,8 @@ export interface Whole {
   data: Data;
 }
 
-/** Per control the place of a value. */
-export type Choice = number[];
+/** Per control the place of a recorded value, or the text of another one. */
+export type Choice = (number | string)[];
 
 /** A part of `.grad`: which event put it there (-1: none that was recorded), and how much is left of it. */
 export interface Part {
