@@ -348,3 +348,22 @@ def test_a_loss_that_is_not_read_is_a_condition_where_its_factors_add_up_to_1() 
         assert "is meant to weigh the same in each micro-batch" in judged(K, K)
     with pytest.raises(AssertionError, match="no verdict"):
         judged(4, 1)
+
+
+def test_a_change_by_hand_of_all_that_a_step_reads_is_a_condition_and_a_clip_by_value_is_none() -> None:
+    def judged(K: int, change: Callable[[Tensor], object]) -> str:
+        model, optimizer = line()
+        every = list(model.parameters())
+        return trained(
+            lambda _: model(torch.ones(8, 3)).square().mean() / K,
+            model,
+            optimizer,
+            K=K,
+            before=lambda: list(map(change, every)),
+        ).condition
+
+    def by_value(parameter: Tensor) -> object:
+        return nn.utils.clip_grad_value_(parameter, 0.01)
+
+    assert "what is done to `.grad` by hand" in judged(1, lambda p: p.grad.add_(0.1))
+    assert judged(1, by_value) == judged(4, by_value) == ""

@@ -330,7 +330,7 @@ def _unread(optimizer: OptimizerHistory) -> str:
     """
     shares = optimizer.consumed
     counts = ~shares.in_closure | shares.in_closure.all()
-    counts &= ~np.isin(shares.objective, weights.like_means(optimizer))
+    counts &= ~weights.excused(optimizer)
     unknown = shares.unknown[counts]
     if not unknown.any():
         return ""

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from accumviz.checks.analysis import (
     Conditions,
     LedgerAnalysis,
@@ -26,7 +28,7 @@ from accumviz.checks.analysis import (
 )
 from accumviz.checks.report import Finding, Findings
 from accumviz.checks.suggestions import divided, divided_by_another
-from accumviz.ledger.flow import number
+from accumviz.ledger.flow import BY_HAND, number
 
 _OWN_LENGTH = "micro_batches_in_this_window"
 # The most that is misplaced where no element counts more than twice as much as another: with √2 times as many of one.
@@ -644,6 +646,7 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
     for optimizer in analysis.optimizers:
         yield from _differing_sums(optimizer)
         yield from _unread(optimizer)
+        yield from _by_hand(optimizer)
     for shares in analysis.objectives.values():
         yield from _constant_sum(analysis, _several(shares))
         yield from _penalty(_several(shares))
@@ -661,7 +664,24 @@ def _differing_sums(optimizer: OptimizerHistory) -> Conditions:
     yield said, sums[0].shares[0].backwards[0]
 
 
-def like_means(optimizer: OptimizerHistory) -> list[int]:
+def excused(optimizer: OptimizerHistory) -> np.ndarray:
+    """Mark the shares that are unknown only for what a condition asks, or for a clip that the large batch's has too."""
+    shares = optimizer.consumed
+    not_read = np.isin(shares.objective, _like_means(optimizer))
+    mask: np.ndarray = shares.by_value | not_read | _changed_alone(optimizer)
+    return mask
+
+
+def _changed_alone(optimizer: OptimizerHistory) -> np.ndarray:
+    """Mark the shares of micro-batches that are alone in their steps, and whose gradients a hand has changed."""
+    shares = optimizer.consumed
+    longest = max(map(len, optimizer.windows.values()), default=0)
+    alone = longest == 1 and optimizer.ledger.meta.get("ranks", 1) == 1
+    mask: np.ndarray = (shares.unknown == BY_HAND) & ~shares.opaque & alone
+    return mask
+
+
+def _like_means(optimizer: OptimizerHistory) -> list[int]:
     """Return the losses that cannot be taken apart, and weigh in every step what a mean would: alone, or together 1."""
     if optimizer.ledger.meta.get("ranks", 1) != 1:
         return []  # a rank's part of the whole depends on what its mean is over
@@ -676,9 +696,17 @@ def like_means(optimizer: OptimizerHistory) -> list[int]:
     return like
 
 
+def _by_hand(optimizer: OptimizerHistory) -> Conditions:
+    """Say of changes by hand that they are meant, where each changes all that a step reads."""
+    changed = _changed_alone(optimizer)
+    if changed.any():
+        said = "what is done to `.grad` by hand before the step, and not by one factor, is meant"
+        yield said, int(optimizer.consumed.step[changed][0])
+
+
 def _unread(optimizer: OptimizerHistory) -> Conditions:
     """Name the losses that weigh what a mean would, as far as it is known, and why no more is."""
-    for objective in like_means(optimizer):
+    for objective in _like_means(optimizer):
         its = optimizer.consumed.take(optimizer.consumed.objective == objective)
         loss = optimizer.ledger[its.backward[0]].label or "the loss"
         why = its.reasons[its.unknown[0]]

@@ -309,7 +309,9 @@ class Factors:
         self._events = every.events[mine]
         self._sums = np.cumsum(logarithms, axis=1)
         self._last_average = _last(ranks > 0)
-        self._last_unknown = _last(reason > 0)
+        by_value = reason == BY_VALUE
+        self._last_by_value = _last(by_value)
+        self._last_unknown = _last((reason > 0) & ~by_value)
         # The last place of these is that of "none", -1.
         self._ranks = np.append(ranks, 1.0)
         self._reason = np.append(reason, 0).astype(int)
@@ -320,17 +322,21 @@ class Factors:
         after = np.searchsorted(self._events, stop, side="right")
         average = self._last_average[after]
         unknown = self._last_unknown[after]
+        by_value = self._last_by_value[after]
         sums = self._sums[:, after]
         sums = sums - self._sums[:, before]
         by_hand, clipped, unscaled = np.exp(sums)
         share_of_rank = 1 / self._ranks[average]
-        reason = self._reason[unknown]
+        reason = np.select(
+            [unknown >= before, by_value >= before],
+            [self._reason[unknown], BY_VALUE],
+        )
         return Product(
             by_hand,
             clipped,
             unscaled,
             averaged=np.where(average >= before, share_of_rank, 1.0),
-            reason=np.where(unknown >= before, reason, 0),
+            reason=reason,
         )
 
 

@@ -20,6 +20,7 @@ from numpy import ndarray
 from accumviz.ledger.events import Details, Events, listed
 from accumviz.ledger.flow import (
     BY_HAND,
+    BY_VALUE,
     DIFFERENT,
     SAME,
     SAME_IN_HALF,
@@ -78,7 +79,8 @@ class Shares(Sequence[Share]):
     backward), `share`, `elements` and `per_element` are arrays of one entry each row, as are the
     factors of a share: `constant` (of the loss), `mean` (whether its reduction is one; a sum has its
     elements as a factor), `by_hand`, `clipped`, `averaged` (over ranks), `erased` (then it is 0).
-    `opaque` losses cannot be taken apart, of those `followed` every factor is known; `optimizer` is
+    `opaque` losses cannot be taken apart, of those `followed` every factor is known, but for a clip
+    `by_value` of the whole window; `optimizer` is
     the number of the one that stepped, `again` says that an earlier step of it had consumed the
     backward; `unknown` is a place in `reasons`. `left_out` counts the rows of contributions that stay
     for ever which are not listed.
@@ -100,6 +102,7 @@ class Shares(Sequence[Share]):
     erased: ndarray
     opaque: ndarray
     followed: ndarray
+    by_value: ndarray
     optimizer: ndarray
     again: ndarray
     objectives: Sequence[str]
@@ -239,7 +242,7 @@ def shares(flow: Flow) -> Shares:
         constant=constant,
         mean=mean,
         opaque=opaque,
-        followed=np.isfinite(constant) & ~lost,
+        followed=np.isfinite(constant) & (~lost | of.by_value),
         objectives=names,
         reasons=terms.reasons,
         left_out=left_out,
@@ -284,6 +287,7 @@ class _Readings(NamedTuple):
     averaged: ndarray
     erased: ndarray
     again: ndarray
+    by_value: ndarray
     reason: ndarray
 
     def at(self, places: ndarray) -> _Readings:
@@ -295,7 +299,7 @@ def _joined(parts: Sequence[_Readings]) -> _Readings:
     if not parts:
         none = np.zeros(0, int)
         no = np.zeros(0, bool)
-        return _Readings(none, none, none, none, none, none, no, no, none)
+        return _Readings(none, none, none, none, none, none, no, no, no, none)
     return _Readings(*map(np.concatenate, zip(*parts, strict=True)))
 
 
@@ -359,6 +363,10 @@ def _followed(
     events = flow.events
     backward = passage.backward[which]
     happened = passage.until(which, step)
+    born = passage.history.born
+    last = born[np.searchsorted(born, step) - 1]
+    # Of a whole window each element is clipped once, as the large batch's is.
+    by_value = (happened.reason == BY_VALUE) & (passage.until(which, last).reason == 0)
     # How many backwards before an event had their gradients changed by hooks: with them goes what is in `.grad`.
     hooked = np.cumsum([0, *events.has("by_hook")])
     # What was erased may be in what was put there by hand.
@@ -383,6 +391,7 @@ def _followed(
         averaged=happened.averaged,
         erased=erased,
         again=erased,
+        by_value=by_value & (reason == BY_VALUE),
         reason=reason,
     )
 
@@ -402,6 +411,7 @@ def _combined(flow: Flow, rows: _Readings, reached: ndarray) -> _Readings:
     # Where an earlier step read it and it was erased since, there is no row.
     many = np.add.reduceat(used.astype(int), starts)
     reason = np.maximum.reduceat(rows.reason, starts)
+    by_value = np.logical_and.reduceat(rows.by_value | (rows.reason == 0), starts)
     with np.errstate(invalid="ignore"):
         spread = np.maximum.reduceat(highest, starts)
         spread = spread - np.minimum.reduceat(lowest, starts)
@@ -417,6 +427,7 @@ def _combined(flow: Flow, rows: _Readings, reached: ndarray) -> _Readings:
         reason=np.select([reason > 0, differ, partly], [reason, DIFFERENT, _PARTLY]),
         erased=~some,
         again=again & some,
+        by_value=by_value & (reason == BY_VALUE),
     )
 
 
