@@ -360,7 +360,7 @@ _STROKES: dict[str, tuple[list[tuple[float, ...]], float, tuple[float, ...]]] = 
 class Key(NamedTuple):
     """One entry of a legend: what it says, its colour and the look of its mark.
 
-    `kind` is a box with an edge, a `fill` without one, or a line.
+    `kind` is a box, or a line.
     """
 
     text: str
@@ -381,7 +381,7 @@ class Key(NamedTuple):
                 13,
                 11,
                 fill=self.color,
-                edge=self.color if self.kind == "box" else "none",
+                edge=self.color,
                 alpha=self.alpha,
                 hatch=self.hatch,
                 linewidth=1.2,

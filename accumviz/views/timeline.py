@@ -63,21 +63,13 @@ _LOOKS = {
 # From this width on, a heading stands upright in three lines; else its letters are turned, and so large.
 _UPRIGHT = 66.0
 _TURNED = 11.5
-# How tall the line of a name is, a strip of bytes with its numbers, and the bars of shares.
+# How tall the line of a name is, and the bars of shares.
 _NAME = 20.0
-_STRIP = 44.0
 _SHARES = 92.0
 # A thinner segment of a bar of shares has no gap to the next; how wide bars are at most, and at least.
 _THIN_SEGMENT = 3.0
 _WIDEST_BAR = 64.0
 _SLIMMEST_BAR = 14.0
-# The bytes of saved tensors, those behind first: what the legend says, and how opaque they are.
-_SAVED = (
-    ("saved_before", "saved before the backward", 0.5),
-    ("saved_after", "saved after it", 0.95),
-)
-# How a place looks where nothing was measured.
-_UNMEASURED: dict[str, Any] = {"edge": MUTED, "hatch": "xx", "linewidth": 0}
 
 
 def timeline(
@@ -197,7 +189,7 @@ class _Painter:
         self.foreign = False
 
     def paint(self) -> PageFigure:
-        """Paint headings, lanes, shares, bytes and the legend, from the top."""
+        """Paint headings, lanes, shares and the legend, from the top."""
         canvas = self.canvas
         columns = self.columns
         y = _heading_height(columns)
@@ -209,8 +201,7 @@ class _Painter:
             self._lane(lane, _Place.of(lane, top, tall))
             y = top + tall
         y, share_keys = self._shares(y)
-        y, saved_keys = _draw_saved(canvas, columns, y)
-        keys = self._keys() + share_keys + saved_keys
+        keys = self._keys() + share_keys
         bottom = draw_legend(canvas, keys, self._notes(), y + 12)
         return canvas.finish(bottom + 6)
 
@@ -285,12 +276,11 @@ class _Painter:
         totals = [style.number(bar.grad, digits) for bar in lane.bars]
         rooms = self._rooms(totals)
         for i, bar in enumerate(lane.bars):
+            if bar.state == "whole":
+                self._bar(bar, place, i)
             if bar.state == "none":
                 self._absent(place, i)
-            elif bar.state == "broken":
-                self._broken(place, i, totals[i])
             else:
-                self._bar(bar, place, i)
                 self._total(bar, place, i, totals[i], rooms[i])
             self._erased(lane, place, i)
 
@@ -456,27 +446,6 @@ class _Painter:
             ha="center",
         )
 
-    def _broken(self, place: _Place, i: int, text: str) -> None:
-        middle = self.columns.middle(i)
-        top = place.top + 26
-        self.canvas.box(
-            middle - self.bar / 2,
-            top,
-            self.bar,
-            place.bottom - 10 - top,
-            edge=INK,
-            hatch="///",
-            linewidth=1.2,
-            zorder=3,
-        )
-        self.canvas.text(
-            middle,
-            place.top + 12,
-            text,
-            weight="bold",
-            ha="center",
-        )
-
     def _erased(self, lane: Lane, place: _Place, i: int) -> None:
         """Mark what an event erased before any step used it."""
         event = self.columns.events[i].index
@@ -510,10 +479,7 @@ class _Painter:
         keys.append(Key(".grad after the event", INK, kind="total"))
         if any(self.ledger.unconsumed(event.index) for event in events):
             keys.append(Key("erased before any step used it", INK, kind="cross"))
-        states = {bar.state for bar in self._bars}
-        if "broken" in states:
-            keys.append(Key("not finite", INK, 0.0, "///"))
-        if "none" in states:
+        if any(bar.state == "none" for bar in self._bars):
             sign = "" if self.is_wordy else "∅: "
             keys.append(Key(f"{sign}no .grad (None)", MUTED, kind="dots"))
         for kind, (color, dashes) in style.rules(events).items():
@@ -697,65 +663,6 @@ def _draw_name(
         ha="right",
     )
     return y + _NAME
-
-
-# --- bytes ----------------------------------------------------------------------------------------
-
-
-def _draw_saved(
-    canvas: Canvas, columns: _Columns, top: float
-) -> tuple[float, list[Key]]:
-    """Draw the bytes of saved tensors, where any backward was measured; return where they end, and their legend."""
-    backwards = [i for i, one in enumerate(columns.events) if one.kind == "backward"]
-    sizes = np.array([columns.events[i].saved_before for i in backwards])
-    if np.isnan(sizes).all():
-        return top, []
-    most = np.nanmax(sizes)
-    top = _draw_name(canvas, "saved tensors", f"0 to {style.size(most)}", top)
-    base = top + _STRIP - 4
-    keys = _draw_stairs(canvas, columns, base, (_STRIP - 18) / (most or 1.0))
-    canvas.level(columns.left, columns.end, base, color=LINE, linewidth=0.8)
-    for i, size in zip(backwards, sizes, strict=True):
-        if math.isnan(size):
-            x = columns.left + columns.width * i
-            canvas.box(x, top + 14, columns.width, base - top - 14, **_UNMEASURED)
-        else:
-            _draw_size(canvas, columns, i, top + 6)
-    if np.isnan(sizes).any():
-        keys.append(Key("not measured", MUTED, 0, hatch="xx"))
-    return top + _STRIP, keys
-
-
-def _draw_size(canvas: Canvas, columns: _Columns, i: int, y: float) -> None:
-    """Write from how many bytes to how many a backward came, where its column has the room."""
-    event = columns.events[i]
-    text = f"{style.size(event.saved_before)} → {style.size(event.saved_after)}"
-    if text_width(text, 11) <= columns.width - 4:
-        canvas.text(columns.middle(i), y, text, ha="center")
-
-
-def _draw_stairs(
-    canvas: Canvas, columns: _Columns, base: float, scale: float
-) -> list[Key]:
-    """Draw the bytes as steps above `base`, with so many pixels a byte; return their legend."""
-    edges = columns.left + columns.width * np.arange(len(columns.events) + 1)
-    keys = []
-    for side, text, alpha in _SAVED:
-        values = np.nan_to_num([getattr(event, side) for event in columns.events])
-        canvas.axes.stairs(
-            base - scale * values,
-            edges,
-            baseline=base,
-            fill=True,
-            color=MUTED,
-            alpha=alpha,
-            linewidth=0,
-            clip_on=False,
-            zorder=2,
-        )
-        if values.any():
-            keys.append(Key(text, MUTED, alpha, kind="fill"))
-    return keys
 
 
 # --- shares ---------------------------------------------------------------------------------------

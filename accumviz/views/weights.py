@@ -18,9 +18,7 @@ from accumviz.views.words import shorten
 Loss = Callable[[float], Any]
 Range = tuple[float, float]
 Element = list[Any]
-# The picture, in its own units, and the room in it for the path.
-WIDTH = 320
-HEIGHT = 190
+# The room for the path in a picture of 320 × 190.
 # Left of it is room for the rings around the first station, and then for the numbers of the axis.
 _ACROSS = (52.0, 306.0)
 _UP = (162.0, 14.0)
