@@ -286,7 +286,7 @@ def _keys(
     colors = style.label_colors(ledger.labels)
     texts = layout.part_texts(ledger)
     keys = layout.part_keys(colors, looks, texts, _MUTED)
-    for kind, (color, dashes) in style.rules(events).items():
+    for kind, (color, dashes) in style.lines(events).items():
         keys.append((literal(kind), "rule", f"{color}{style.stripes(dashes)}"))
     keys.append((".grad after the event", "after", "var(--av-text)"))
     return keys

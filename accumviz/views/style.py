@@ -45,7 +45,7 @@ def kind(name: str) -> tuple[str, tuple[int, ...]]:
     return _KINDS.get(name, ("#7f7f7f", (2, 3)))
 
 
-def rules(events: Iterable[Event]) -> dict[str, tuple[str, tuple[int, ...]]]:
+def lines(events: Iterable[Event]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return how the line of each kind of event among these is drawn; a backward has none."""
     kinds = dict.fromkeys(event.kind for event in events)
     kinds.pop("backward", None)

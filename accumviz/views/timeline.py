@@ -482,7 +482,7 @@ class _Painter:
         if any(bar.state == "none" for bar in self._bars):
             sign = "" if self.is_wordy else "∅: "
             keys.append(Key(f"{sign}no .grad (None)", MUTED, kind="dots"))
-        for kind, (color, dashes) in style.rules(events).items():
+        for kind, (color, dashes) in style.lines(events).items():
             keys.append(Key(kind, color, kind="rule", dashes=dashes))
         return keys
 

@@ -161,12 +161,12 @@ def memory(event: Event) -> str:
     return f"saved tensors {before} before, {after} after"
 
 
-def held(event: Event) -> str:
+def in_numbers(event: Event) -> str:
     """Say what an event did by numbers: a clip's norm, limit and factor, the scaler's scale, a step's learning rate.
 
-    >>> held(Event(0, "clip", details={"by": "norm", "total_norm": 4.0, "max_norm": 1.0}))
+    >>> in_numbers(Event(0, "clip", details={"by": "norm", "total_norm": 4.0, "max_norm": 1.0}))
     'norm 4, limit 1, factor 0.25'
-    >>> held(Event(0, "step", details={"lr": [0.1, 0.01]}))
+    >>> in_numbers(Event(0, "step", details={"lr": [0.1, 0.01]}))
     'learning rates 0.1, 0.01'
     """
     if event.kind == "clip":
@@ -205,7 +205,7 @@ def _numbers(event: Event, detail: str) -> list[float]:
 
 def about(ledger: Ledger, event: Event) -> str:
     """Say all that there is besides an event's numbers in `.grad`: what it did, the bytes around it, new weights."""
-    texts = held(event), memory(event), moved(ledger, event)
+    texts = in_numbers(event), memory(event), moved(ledger, event)
     return "; ".join(filter(None, texts))
 
 

@@ -179,7 +179,7 @@ def test_the_text_of_a_player_says_shares_at_the_step() -> None:
 )
 def test_what_an_event_holds_is_said_where_it_stands(kind: str, details: dict[str, Any], told: str) -> None:
     event = Event(0, kind, details=details)
-    assert words.held(event) == told
+    assert words.in_numbers(event) == told
     ledger = Ledger.build([W], [{"kind": kind, "details": details, "grad": {"w": 1.0}}])
     assert told in words.sentence(ledger, ledger[0], [0])
     assert payload.ledger_data(ledger)["e"].get("t", [""]) == [told]

@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { drawLanes } from "../../accumviz/views/js/lanes.js";
 import { Ledger } from "../../accumviz/views/js/ledger.js";
-import { drawSaved } from "../../accumviz/views/js/rules.js";
+import { drawSaved } from "../../accumviz/views/js/lines.js";
 
 /** Backwards of −16, −4 and +6. */
 function ledger() {

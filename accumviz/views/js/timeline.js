@@ -13,7 +13,7 @@ import { drawLanes, WORDY } from "./lanes.js";
 import { pointedAt } from "./light.js";
 import { clamp } from "./numbers.js";
 import { inksOf, penOn } from "./pen.js";
-import { drawNames, drawRules, drawSaved } from "./rules.js";
+import { drawNames, drawLines, drawSaved } from "./lines.js";
 
 /** The names that stand beside the lanes: those of groups, where there are any. @param {Ledger} ledger */
 function namesOf(ledger) {
@@ -57,7 +57,7 @@ export function timePane(app) {
     const pen = penOn(canvas, place.width, place.height, inks);
     if (!place.bars) drawHeat(pen, inks, ledger, place);
     drawNames(pen, inks, place, names);
-    if (place.ruled) drawRules(pen, inks, ledger, place);
+    if (place.ruled) drawLines(pen, inks, ledger, place);
     if (saved) drawSaved(pen, inks, ledger, place);
     if (place.bars) drawLanes(pen, inks, ledger, place, app.ghost);
     explain(place);

@@ -33,7 +33,7 @@ export function drawNames(
  */
 
 /** @param {Pen} pen @param {Inks} inks @param {Ledger} ledger @param {Geometry} place */
-export function drawRules(pen, inks, ledger, place) {
+export function drawLines(pen, inks, ledger, place) {
   ledger.kinds.forEach((kind, e) => {
     const x = place.left + e * place.column;
     if (kind !== "backward") drawLine(pen, ledger.data.kinds[ledger.events.k[e]], x, place);
