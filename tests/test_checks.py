@@ -391,7 +391,7 @@ def _counted(*, divisor: int, said: int = 4, first_tokens: int = 0) -> Play:
 def test_sums_that_are_divided_by_all_elements_and_by_the_micro_batches_are_divided_once_too_often() -> None:
     (finding,) = av.check(_counted(divisor=4).ledger).findings
     assert (finding.rule, finding.severity, finding.times) == ("double-division", "warning", 3)
-    assert "by 4 as well" in finding.cause and finding.evidence["sum of shares"] == pytest.approx(0.25)
+    assert "divided by 4 once too often" in finding.cause and finding.evidence["sum of shares"] == pytest.approx(0.25)
     assert found(_counted(divisor=1)) == found(_counted(divisor=3, said=3)) == []
     assert found(_counted(divisor=1, first_tokens=4)) == []
 

@@ -509,7 +509,7 @@ class OptimizerHistory(LedgerAnalysis):
         return columns, before, after
 
     def epoch(self, event: int) -> tuple[int, int] | None:
-        """Return the run through a loader in which an event fell: the innermost, or the last that ended before.
+        """Return the run through a loader in which an event fell, or the last that ended before it.
 
         Some loaders look ahead: theirs has ended when the last batches that it gave are used.
         """
@@ -518,9 +518,7 @@ class OptimizerHistory(LedgerAnalysis):
             for begins, ends in self.epochs
             if begins < event and self.ranks[begins] in (-1, self.rank)
         ]
-        around = [epoch for epoch in begun if epoch[1] > event]
-        ended_last = max(begun, key=itemgetter(1), default=None)
-        return around[-1] if around else ended_last
+        return max(begun, key=itemgetter(1), default=None)
 
     def ended(self, event: int) -> bool:
         """Return whether the run through a loader in which an event fell came to the loader's end."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
 from textwrap import dedent
-from typing import Any, TypeGuard
+from typing import Any
 
 from accumviz.ledger.events import Event
 from accumviz.show import literal
@@ -119,23 +119,9 @@ class _Function:
         around, block = self._around[node]
         return block == [node] and around is not self.tree
 
-    def may_move(self, node: ast.stmt, line: int) -> bool:
-        """Return whether a call may move to a line: no statement between them binds a name that it reads."""
-        start, stop = sorted((node.lineno, line))
-        bound = set()
-        for name in ast.walk(self.tree):
-            if _is_bound(name) and start <= name.lineno < stop:
-                bound.add(name.id)
-        return bound.isdisjoint(_names(node))
-
     def has_names(self, line: str) -> bool:
         """Return whether the names of another line are some of this function's."""
         return _names(ast.parse(line)) <= _names(self.tree)
-
-
-def _is_bound(node: ast.AST) -> TypeGuard[ast.Name]:
-    """Return whether a node is a name that gets a value."""
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 def _names(tree: ast.AST) -> set[str]:
@@ -240,8 +226,6 @@ class Code:
             alone = isinstance(node, ast.If) and len(_lines(node)) == 2
             fits &= alone and len(guards) == 1
         if function.is_all(node) or not fits:
-            return ""
-        if not function.may_move(node, other.line):
             return ""
         rows = function.rows[node.lineno - 1 : node.end_lineno]
         texts = dedent("\n".join(rows)).splitlines()

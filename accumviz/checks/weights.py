@@ -71,14 +71,9 @@ def _undivided(analysis: LedgerAnalysis, several: WindowShares) -> Finding:
     many = modal_length(lengths)
     share = several[lengths.index(many)]
     weights = _mixture(share)
-    what = "mean losses" if len(weights) == 1 else "mixtures of losses"
     # What an epoch cuts short is rare; other windows were meant to be so long.
     usual = max(lengths) == many and 2 * lengths.count(many) > len(lengths)
     by = str(many) if usual else _OWN_LENGTH
-    cause = (
-        f"{many} {what} are added up without a division: the step reads {many} times the gradient of one large "
-        "batch."
-    )
     # One division of the line has to be right for all losses of its backward.
     alike = are_close([part.least for part in _parts(share)])
     backward = analysis.ledger[share.backwards[0]]
@@ -91,7 +86,10 @@ def _undivided(analysis: LedgerAnalysis, several: WindowShares) -> Finding:
             "sum of shares": many * sum(weights),
             "a share": weights if len(weights) > 1 else weights[0],
         },
-        cause=cause,
+        cause=(
+            f"{many} mean losses are added up without a division: the step reads {many} times the gradient of one "
+            "large batch."
+        ),
         suggestion=divided(backward, by) if alike or len(weights) > 1 else "",
         times=len(several),
     )
@@ -155,41 +153,28 @@ def double_division(analysis: LedgerAnalysis, shares: WindowShares) -> Findings:
     many = share.many
     if len(twice) < sum(other.many >= many for other in several):
         return
-    cause = (
-        f"The losses of a window are sums, divided by its number of elements, and by {many} as well: their shares "
-        f"add up to {share.total:.3g}."
-    )
-    if share.mean:
-        cause = (
-            f"Each of {many} losses weighs 1/{many**2}: it was divided by {many} twice."
-        )
     yield analysis.finding_of(
         "warning",
         share,
         evidence={"a share": share.least, "sum of shares": share.total},
-        cause=cause,
+        cause=(
+            f"The shares of {many} losses add up to {share.total:.3g}: each was divided by {many} once too often."
+        ),
         times=len(twice),
     )
 
 
 def _is_divided_twice(share: WindowShare) -> bool:
     """Return whether one over the number of micro-batches is what the shares add up to, and not by choice."""
-    if not share.mean:
-        return _is_divided_sum(share)
     # A constant inside a mean may be a part of the loss, as its classes are.
-    once = is_close(share.total * share.many, 1.0)
-    if not once or "own" in share.term or not share.even:
+    if not is_close(share.total * share.many, 1.0) or "own" in share.term:
         return False
+    if not share.even:
+        return share.alike and _divisions(share) > 0
     # As many losses as there are micro-batches have a mean of which each weighs as little.
     together = sum(other.least for other in share.beside)
     mean_of_several = is_close(together * share.many, 1.0)
     return share.alone or (_divisions(share) > 1 and not mean_of_several)
-
-
-def _is_divided_sum(share: WindowShare) -> bool:
-    """Return whether sums are divided by the elements of a window, and by its micro-batches as well."""
-    once = is_close(share.total * share.many, 1.0)
-    return share.alike and once and _divisions(share) > 0
 
 
 @for_each_loss
