@@ -10,15 +10,12 @@ from accumviz.checks.analysis import (
     Conditions,
     LedgerAnalysis,
     OptimizerHistory,
-    are_close,
     for_each_optimizer,
-    is_close,
 )
 from accumviz.checks.report import Finding, Findings
 from accumviz.checks.suggestions import calling_line
 from accumviz.checks.weights import is_whole
 from accumviz.ledger.events import Event
-from accumviz.ledger.flow import SAME
 
 
 class Loss(NamedTuple):
@@ -82,30 +79,22 @@ def _zeroed_too_early(
 ) -> Finding:
     """Return a finding at the line that led to a zeroing, and neither to the step nor to these backwards.
 
-    The suggestion is to zero after the step, and not where it is done now.
+    The suggestion is to zero after the step, and not where it is done now, where that is for this optimizer alone.
     """
     step = optimizer.ledger[loss.step]
     others = [optimizer.ledger[event] for event in (loss.backward, other)]
     zero = calling_line(optimizer.ledger[loss.eraser], step, *others)
     line = calling_line(step, zero)
+    touched = sum(each.changes[loss.eraser] for each in optimizer.optimizers)
+    alone = touched == 1 and line.file == zero.file
     return optimizer.finding(
         "error",
         loss.eraser,
         step=loss.step,
-        suggestion=_zeroed_there_alone(optimizer, loss, line, zero),
+        suggestion=_zeroed_below(optimizer, line, loss.backward, zero) if alone else "",
         at=zero,
         **about,
     )
-
-
-def _zeroed_there_alone(
-    optimizer: OptimizerHistory, loss: Loss, step: Event, zero: Event
-) -> str:
-    """Suggest to zero below a step instead, where the zeroing is another line of its file, and is for it alone."""
-    touched = sum(each.changes[loss.eraser] for each in optimizer.optimizers)
-    if touched != 1 or step.file != zero.file or step.line == zero.line:
-        return ""
-    return _zeroed_below(optimizer, step, loss.backward, zero)
 
 
 def _zeroed_below(
@@ -394,26 +383,16 @@ def _unzeroed_closure(
 
 def _read_again(optimizer: OptimizerHistory, twice: list[int]) -> Finding:
     steps = optimizer.read_step[optimizer.read == twice[0]].tolist()
-    kept = _kept_by_hand(optimizer, twice[0])
-    severity = "error"
-    cause = (
-        f"The contribution of backward {twice[0]} is still in `.grad` after the step that used it, and is used by "
-        f"{len(steps) - 1} more."
-    )
-    suggestion = _zeroed_beside(optimizer, steps[0], twice[0])
-    if kept:
-        severity, suggestion = "note", ""
-        cause = (
-            f"`.grad` is not zeroed: after each step {kept:.3g} of it is kept, as momentum keeps it. If that is "
-            "meant, nothing is wrong."
-        )
     return optimizer.finding(
-        severity,
+        "error",
         steps[0],
         step=steps[1],
         evidence={"consumed by the steps at events": steps},
-        cause=cause,
-        suggestion=suggestion,
+        cause=(
+            f"The contribution of backward {twice[0]} is still in `.grad` after the step that used it, and is used by "
+            f"{len(steps) - 1} more."
+        ),
+        suggestion=_zeroed_beside(optimizer, steps[0], twice[0]),
         times=len(twice),
     )
 
@@ -427,15 +406,3 @@ def _zeroed_beside(optimizer: OptimizerHistory, at: int, backward: int) -> str:
     if any(alone) and not all(alone):
         return ""
     return _zeroed_below(optimizer, step, backward)
-
-
-def _kept_by_hand(optimizer: OptimizerHistory, backward: int) -> float:
-    """Return which part of a contribution a hand keeps from each step to the next; 0 where it keeps all or none."""
-    shares = optimizer.consumed
-    mine = shares.followed & (shares.backward == backward)
-    factors = shares.by_hand[mine]
-    if factors.size < 2 or not is_close(factors[0], 1.0):
-        return 0.0
-    ratios = factors[1:] / factors[:-1]
-    kept = float(ratios[0])
-    return kept if are_close(ratios.tolist()) and kept < 1 - SAME else 0.0
