@@ -196,18 +196,21 @@ def _put_together(rows: list[_Row]) -> list[_Row]:
 class LedgerAnalysis:
     """A ledger, its shares, and what several rules ask of both.
 
-    `at` has the events of each kind. By event, `sites` are numbers of call sites, `closures` says what ran in a step,
-    `moved` which backwards are at weights that were moved since the one before, as in SAM. By event and history of a
-    `.grad`, `erased` is what erased a contribution (of what FSDP has scattered, what erased that from the shard),
-    `used` says that a step used it, or may still. `optimizers` are those that stepped, `every_optimizer` those that
-    have parameters here; `window_shares` has what each step of each optimizer read of every objective, `lost` the
-    backwards that were erased before it.
+    `world_size` is NaN where it is not known. `at` has the events of each kind. By event, `sites` are numbers of call
+    sites, `closures` says what ran in a step, `moved` which backwards are at weights that were moved since the one
+    before, as in SAM. By event and history of a `.grad`, `erased` is what erased a contribution (of what FSDP has
+    scattered, what erased that from the shard), `used` says that a step used it, or may still. `optimizers` are those
+    that stepped, `every_optimizer` those that have parameters here; `window_shares` has what each step of each
+    optimizer read of every objective, `lost` the backwards that were erased before it.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.parameters = ledger.parameters
         self.code = Code(ledger.sources)
+        self.world_size = number(ledger.meta.get("ranks"))
+        self.is_whole_script = ledger.meta.get("ended") == "exit"
+        self.is_sharded = any(p.unsharded_of for p in ledger.parameters)
         self.events = ledger.events
         self.at: dict[str, np.ndarray] = {}
         for kind in KINDS:
@@ -228,10 +231,8 @@ class LedgerAnalysis:
         self.lost = self._lost()
         self.every_optimizer: list[OptimizerHistory] = []
         self.optimizers: list[OptimizerHistory] = []
-        numbers: set[int] = set()
-        for parameter in ledger.parameters:
-            numbers.update(parameter.optimizers)
-        for index in sorted(numbers):
+        owners = (parameter.optimizers for parameter in ledger.parameters)
+        for index in sorted(set().union(*owners)):
             optimizer = OptimizerHistory(self, index)
             self.every_optimizer.append(optimizer)
             if optimizer.steps.size or optimizer.skipped.size:
@@ -330,8 +331,8 @@ class LedgerAnalysis:
     @cached_property
     def begins_inside(self) -> bool:
         """True where the recording may have begun inside a window: it does not hold a whole script."""
-        whole = self.ledger.meta.get("ended") == "exit"
-        return not whole or bool(self.ledger.flow.used_from_before())
+        from_before = self.ledger.flow.used_from_before()
+        return bool(from_before) or not self.is_whole_script
 
     # --- loaders ------------------------------------------------------------------------------
 

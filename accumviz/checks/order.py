@@ -436,9 +436,8 @@ def _clipped_alone(optimizer: OptimizerHistory) -> list[int]:
 
 def _ends_early(optimizer: OptimizerHistory) -> str:
     """Say how many steps a scheduler took, where a whole script left half of those that it is made for."""
-    whole = optimizer.ledger.meta.get("ended") == "exit"
-    for _, taken, horizon in _made_for(optimizer) if whole else ():
-        if 2 * taken <= horizon:
+    for _, taken, horizon in _made_for(optimizer):
+        if optimizer.is_whole_script and 2 * taken <= horizon:
             return f"a script that ends after {taken} of the {horizon:g} steps of its schedule is meant"
     return ""
 
@@ -458,10 +457,11 @@ def _begins_anew(optimizer: OptimizerHistory) -> str:
     """Say how many steps an optimizer's state had been loaded with when its schedule began, in a whole script."""
     schedules = _schedules(optimizer)
     stepped = optimizer.events.detail("stepped", math.nan)[schedules]
-    whole = optimizer.ledger.meta.get("ended") == "exit"
     before = np.nanmax(stepped - optimizer.steps.searchsorted(schedules), initial=0)
     # One that steps more seldom may not have begun.
-    if not whole or before * schedules.size < max(optimizer.steps.size, 1):
+    if not optimizer.is_whole_script or before * schedules.size < max(
+        optimizer.steps.size, 1
+    ):
         return ""
     return f"a schedule that begins anew after {before:g} steps is meant"
 

@@ -137,8 +137,7 @@ def with_gradients(optimizer: OptimizerHistory) -> str:
     whole = sum(optimizer.parameters[p].numel for p in columns)
     some = sum(optimizer.parameters[p].numel for p in columns if touched[p])
     said = f"{some:,} of {whole:,} weights" if some < whole else f"{whole:,} weights"
-    sharded = any(parameter.unsharded_of for parameter in optimizer.parameters)
-    return f"{said} of its rank" if sharded else said
+    return f"{said} of its rank" if optimizer.is_sharded else said
 
 
 def _touched(optimizer: OptimizerHistory) -> np.ndarray:
@@ -332,8 +331,11 @@ def _of_optimizer(optimizer: OptimizerHistory) -> Iterator[str]:
 def _idle(optimizer: OptimizerHistory) -> list[int]:
     """Return an optimizer's parameters without a `.grad` at any of its steps."""
     # What one rank lacks another one may have, and what a shard lacks the whole gradient that FSDP keeps.
-    sharded = any(parameter.unsharded_of for parameter in optimizer.parameters)
-    if sharded or optimizer.rank is not None or len(optimizer.windows) < _AGAIN:
+    if (
+        optimizer.is_sharded
+        or optimizer.rank is not None
+        or len(optimizer.windows) < _AGAIN
+    ):
         return []
     touched = _touched(optimizer)
     idle: list[int] = optimizer.columns[~touched[optimizer.columns]].tolist()
@@ -343,7 +345,7 @@ def _idle(optimizer: OptimizerHistory) -> list[int]:
 def _of_zeros(optimizer: OptimizerHistory) -> list[int]:
     """Return an optimizer's parameters that get gradients in several windows, all of them 0."""
     # What is 0 on one rank may be more on another one.
-    if optimizer.ledger.meta.get("ranks", 1) != 1:
+    if optimizer.world_size > 1:
         return []
     brings = optimizer.contributed & (optimizer.ledger.contribution != 0)
     still = optimizer.columns[~brings.any(axis=0)[optimizer.columns]].tolist()

@@ -86,7 +86,7 @@ def ddp_unsynced_step(optimizer: OptimizerHistory) -> Findings:
 @for_each_optimizer
 def summed_over_ranks(optimizer: OptimizerHistory) -> Findings:
     """Find gradients that a script sums over all ranks, and that nothing divides by their number."""
-    ranks = number(optimizer.ledger.meta.get("ranks"))
+    ranks = optimizer.world_size
     reductions = optimizer.events.detail("reduction", "")
     sums = [e for e in optimizer.changing["sync"].tolist() if reductions[e] == "sum"]
     shares = [
@@ -242,7 +242,7 @@ def summarise(analysis: LedgerAnalysis, rank: int | None = None) -> RankSummary:
     losses = []
     clips: list[tuple[_Clip, float]] = []
     for optimizer in analysis.every_optimizer:
-        if _is_sharded(analysis):
+        if analysis.is_sharded and analysis.world_size > 1:
             clips += _clips_of_shards(optimizer)
         if not (_is_replicated(optimizer) or _reduces_by_hand(optimizer)):
             continue
@@ -255,11 +255,6 @@ def summarise(analysis: LedgerAnalysis, rank: int | None = None) -> RankSummary:
     return RankSummary(
         list(_windows(analysis, rank)), steps, norms, clips, began, losses
     )
-
-
-def _is_sharded(analysis: LedgerAnalysis) -> bool:
-    several = number(analysis.ledger.meta.get("ranks")) > 1
-    return several and any(p.unsharded_of for p in analysis.parameters)
 
 
 def _clips_of_shards(optimizer: OptimizerHistory) -> Iterator[tuple[_Clip, float]]:
@@ -391,10 +386,10 @@ def _differ(windows: list[RankWindow]) -> bool:
 
 def conditions(analysis: LedgerAnalysis) -> Conditions:
     """Say what has to be meant for a rank to be healthy by itself."""
-    if not number(analysis.ledger.meta.get("ranks")) > 1:
+    if analysis.is_sharded or not analysis.world_size > 1:
         return
     for optimizer in analysis.optimizers:
-        if not _is_sharded(analysis) and _shares_nothing(optimizer):
+        if _shares_nothing(optimizer):
             step = next(iter(optimizer.windows))
             yield "ranks that share no gradients are meant", optimizer.windows[step][0]
 

@@ -572,8 +572,8 @@ def sums_differ(optimizer: OptimizerHistory) -> Findings:
 
 def _are_parts(optimizer: OptimizerHistory, sums: Sequence[_StepSum]) -> bool:
     """Return whether sums of several ranks may be whole together: of elements that are divided by those of all."""
-    of_ranks = number(optimizer.ledger.meta.get("ranks")) > 1
-    return of_ranks and not all(map(_is_plain_mean, _shares(sums)))
+    is_whole = all(map(_is_plain_mean, _shares(sums)))
+    return optimizer.world_size > 1 and not is_whole
 
 
 def _is_plain_mean(share: WindowShare) -> bool:
@@ -661,14 +661,14 @@ def _changed_alone(optimizer: OptimizerHistory) -> np.ndarray:
     """Mark the shares of micro-batches that are alone in their steps, and whose gradients a hand has changed."""
     shares = optimizer.consumed
     longest = max(map(len, optimizer.windows.values()), default=0)
-    alone = longest == 1 and optimizer.ledger.meta.get("ranks", 1) == 1
+    alone = longest == 1 and not optimizer.world_size > 1
     mask: np.ndarray = (shares.unknown == BY_HAND) & ~shares.opaque & alone
     return mask
 
 
 def _like_means(optimizer: OptimizerHistory) -> list[int]:
     """Return the losses that cannot be taken apart, and weigh in every step what a mean would: alone, or together 1."""
-    if optimizer.ledger.meta.get("ranks", 1) != 1:
+    if optimizer.world_size > 1:
         return []  # a rank's part of the whole depends on what its mean is over
     like = []
     for (index, objective), shares in optimizer.objectives.items():
@@ -742,7 +742,7 @@ def _single_factor(analysis: LedgerAnalysis, shares: WindowShares) -> Conditions
     if _several(shares) or not _have_one_sum(shares):
         return
     share = shares[0]
-    ranks = number(analysis.ledger.meta.get("ranks"))
+    ranks = analysis.world_size
     by = _divisor(share) if share.mean and share.total < 1 else 0
     if ranks > 1 and is_close(share.total, ranks):
         said = f"a loss that is multiplied by {ranks:g}, the number of ranks, is meant"

@@ -268,8 +268,8 @@ def _left_at_the_end(optimizer: OptimizerHistory) -> list[int]:
     unused = list(filter(optimizer.finite, _live_after_all(optimizer)))
     if not unused or (optimizer.skipped > unused[-1]).any():
         return []
-    by_itself = optimizer.ledger.meta.get("ended") == "exit"
-    return unused if by_itself or optimizer.ended(unused[-1]) else []
+    has_ended = optimizer.is_whole_script or optimizer.ended(unused[-1])
+    return unused if has_ended else []
 
 
 # --- consumed twice ---------------------------------------------------------------------------
