@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import json
 import linecache
 import os
 import re
@@ -53,7 +54,7 @@ Caller = FrameType | None
 class CallSite:
     """A line of the user's code: file (as a person would name it), line, source text and the call's subject.
 
-    `frames` are this line and those that it was called from, `via` the library's line where it was
+    `frames` are this line and those that it was called from, as JSON, `via` the library's line where it was
     called through one, and `function` is the first line of the function around it, 0 at the top level.
     """
 
@@ -62,7 +63,7 @@ class CallSite:
     source: str = ""
     subject: str = ""
     path: str = ""
-    frames: tuple[tuple[str, int, str], ...] = ()
+    frames: str = ""
     via: str = ""
     function: int = 0
 
@@ -165,7 +166,7 @@ def _site(stack: list[tuple[FrameType, int]]) -> CallSite:
     here = _describe(users[0], below)
     frames = [(here.file, here.line, here.source)]
     frames += map(_line, users[1:])
-    return replace(here, frames=tuple(frames), via=_via(libraries))
+    return replace(here, frames=json.dumps(frames), via=_via(libraries))
 
 
 def _via(libraries: list[FrameType]) -> str:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence, Set
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +23,9 @@ from accumviz.graph.graph import Graph
 from accumviz.ledger import file as ledgerfile
 from accumviz.ledger.events import (
     CHANGED,
-    CODES,
     CONTRIBUTED,
+    NUMBERS,
     PRESENT,
-    TABLES,
     Block,
     Events,
     Parameter,
@@ -46,6 +43,9 @@ _SECONDS = 0.5
 # What a disk says that takes no more.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _NAN = float("nan")
+# The fields of an event that a row has itself, and those that its line of code has.
+_OF_ROWS = ("kind", "label", "within", "details", *NUMBERS)
+_OF_SITES = ("file", "line", "source", "frames", "via")
 # Numbers of leaves.
 Leaves = list[int]
 # What becomes of numbers once they are known.
@@ -63,7 +63,7 @@ class Row:
     """
 
     # Class attributes, because most events need few of them and a row is made in the training loop.
-    loss = before = after = _NAN
+    loss = saved_before = saved_after = _NAN
     present: bytes | bytearray = b""
     changed: Sequence[int] = ()
     contributed: Sequence[int] = ()
@@ -283,10 +283,8 @@ def block_of(
     layout.fill_norms(added)
     layout.fill_norms(grad)
     state = present | (CONTRIBUTED * contributed + CHANGED * changed).astype(np.uint8)
-    texts, codes = _codes(rows)
-    measured = np.array([_measured(row) for row in rows])
     block = Block(
-        Events(codes, measured, texts),
+        _events(rows),
         added[:, :count].astype(np.float32),
         grad[:, :count].astype(np.float32),
         state,
@@ -328,55 +326,14 @@ def _filled(
     return tables, read, weighed
 
 
-# As `NUMBERS` has them.
-_measured = attrgetter("time", "loss", "before", "after")
-
-
-def _codes(rows: list[Row]) -> tuple[dict[str, list[str]], ndarray]:
-    """Return the texts of rows, each once, and in which place of these tables each row has its own."""
-    tables: dict[str, dict[str, int]] = {name: {} for name in TABLES}
-    # Most events say what the last one of their kind on the same line said.
-    last: dict[tuple[int, str], tuple[Any, list[int]]] = {}
-    codes = []
-    for row in rows:
-        key = id(row.site), row.kind
-        said = row.label, row.within, row.details
-        before, coded = last.get(key, (None, []))
-        if before != said:
-            coded = _coded(row, tables)
-            last[key] = said, coded
-        codes.append(coded)
-    texts = {name: list(table) for name, table in tables.items()}
-    return texts, np.array(codes, np.int32)
-
-
-def _coded(row: Row, tables: dict[str, dict[str, int]]) -> list[int]:
-    """Return the codes of a row; texts that the tables do not have are added."""
-    site = row.site
-    # In the order of `CODES`.
-    values: tuple[Any, ...] = (
-        row.kind,
-        row.label,
-        site.file,
-        site.line,
-        site.source,
-        row.within,
-        -1,
-        _json(row.details),
-        _json(site.frames),
-        site.via,
-    )
-    codes = []
-    for name, value in zip(CODES, values, strict=True):
-        code = value
-        if name in tables:
-            code = tables[name].setdefault(value, len(tables[name]))
-        codes.append(code)
-    return codes
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), default=lambda one: repr(one)[:200])
+def _events(rows: list[Row]) -> Events:
+    """Return what rows say beside their numbers of leaves."""
+    columns = {}
+    for name in _OF_ROWS:
+        columns[name] = [getattr(row, name) for row in rows]
+    for name in _OF_SITES:
+        columns[name] = [getattr(row.site, name) for row in rows]
+    return Events.of_columns(**columns)
 
 
 # --- an open recording -----------------------------------------------------------------------

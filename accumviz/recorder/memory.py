@@ -230,7 +230,7 @@ class Held:
         row.storages = saved_storages(nodes)
         self._retained = [pair for pair in self._retained if pair[0]() is not None]
         self._spent += time.perf_counter() - began
-        row.before = self._total(row.storages)
+        row.saved_before = self._total(row.storages)
 
     def end(self, row: Any) -> None:
         """Note the bytes alive once the backward is over; unknown when it failed half-way."""
@@ -245,7 +245,7 @@ class Held:
             for _, retained in self._retained:
                 for key in storages:
                     retained.pop(key, None)
-        row.after = self._total({})
+        row.saved_after = self._total({})
 
     def _total(self, storages: dict[int, int]) -> float:
         alive: dict[int, int] = {}
