@@ -25,7 +25,7 @@ _FED = (
     "steps on gradients that were put into `.grad` by hand, as into 32-bit copies of weights: "
     "which backwards they are from is not known"
 )
-_LACKING = ("CUDA graph", "not recorded")
+_LACKING = "not recorded"
 
 
 class Rule(NamedTuple):
@@ -291,7 +291,7 @@ def _reasons(analysis: LedgerAnalysis) -> Iterator[str]:
     """Say what keeps the training, or one of its optimizers, from being judged; some may be empty."""
     yield _cut_short(analysis.ledger)
     for note in map(str, analysis.listed("notes")):
-        if any(words in note for words in _LACKING):
+        if _LACKING in note:
             yield f"part of the training is not in the ledger: {note}"
     if not analysis.optimizers:
         yield "no parameter that was recorded belongs to an optimizer that stepped"

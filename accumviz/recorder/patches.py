@@ -36,6 +36,7 @@ from accumviz.arguments import describe
 from accumviz.recorder.transfer import unseen
 
 Iterating = dataloader._BaseDataLoaderIter
+_CAPTURED = "a CUDA graph was captured, of whose replays nothing is seen: record the loop before it is captured"
 
 # The open recordings. Replaced, never changed: an event is told to those that were open when it happened.
 listening: tuple[Any, ...] = ()
@@ -134,6 +135,10 @@ def notify(
     """
     answers = []
     with reading:
+        if capturing():
+            # What we read would be captured, too: they stop at the next call after it.
+            failures.append(RuntimeError(_CAPTURED))
+            return []
         if failures:
             stop_failed(listening)
             return []
@@ -169,14 +174,6 @@ def capturing() -> bool:
         and _cuda.is_initialized()
         and _cuda.is_current_stream_capturing()
     )
-
-
-def _uncaptured(frame: FrameType) -> tuple[Any, ...]:
-    """Return the open recordings; none while a CUDA graph is captured, which would capture what we read, too."""
-    if not capturing():
-        return listening
-    notify(listening, "captures", frame)
-    return ()
 
 
 def _close_all() -> None:
@@ -246,8 +243,6 @@ def wrapper(original: Callable[..., Any], around: Around) -> Callable[..., Any]:
             frame = sys._getframe()
             made.frame = frame.f_back or frame
             made.recordings = listening
-            if _cuda._initialized:
-                made.recordings = _uncaptured(made.frame)
             steps = around(made)
             next(steps, None)
         except Exception as failure:
@@ -323,7 +318,6 @@ def _install() -> None:
         (Iterating, "__next__", _loader_ends),
         (torch, "compile", _compiling),
         (Tensor, "register_hook", _hooking),
-        (torch.cuda.CUDAGraph, "replay", _then("replayed")),
         # A hook of the module's own would be copied and pickled with it; its `forward` may have been bound before.
         (replica, "_pre_forward", _then("forwards")),
     ]
@@ -511,8 +505,7 @@ def _maybe_stepping(call: Call) -> Steps:
 
 def _step_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
     asked.discard(get_ident())
-    frame = sys._getframe(2)
-    notify(_uncaptured(frame), "step_begins", optimizer, frame)
+    notify(listening, "step_begins", optimizer, sys._getframe(2))
 
 
 def has_hooks_before(optimizer: Any) -> bool:
@@ -532,8 +525,7 @@ def has_users(hooks: dict[int, Any] | None) -> bool:
 
 
 def _step_ends(optimizer: Any, args: Any, kwargs: Any) -> None:
-    frame = sys._getframe(2)
-    notify(_uncaptured(frame), "step_ends", optimizer, frame)
+    notify(listening, "step_ends", optimizer, sys._getframe(2))
 
 
 def _schedulers(kind: type[Any]) -> Iterator[type[Any]]:

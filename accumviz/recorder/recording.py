@@ -46,10 +46,6 @@ from accumviz.recorder.targets import (
 )
 from accumviz.recorder.transfer import HALF, StepSample, unseen, wire
 
-_CAPTURED = (
-    "a CUDA graph was captured ({place}): its replays run no Python, so what each backward in it adds is not seen, "
-    "only the .grad that a replay leaves; to see every event, record the loop before it is captured"
-)
 _GROWN = "`{name}` got parameters that are not recorded, because they were not there before: what they get is not seen"
 _STOPPED = "accumviz stopped recording after {events} events, training goes on: {why}"
 _LOST = "accumviz could not write on, the recording is held in memory: {why}"
@@ -96,9 +92,8 @@ def record(
 
     On a device, numbers follow behind the training, which never waits for them. What
     `torch.compile` makes of the model, the step or the optimizer is recorded as the eager loop
-    is. A captured CUDA graph runs no Python: a warning says so, `ledger.meta["notes"]` keeps it,
-    and each replay becomes an `edit`. `torch.cuda.make_graphed_callables` can be recorded, but
-    refuses modules that have hooks: call it before a recording with `graphs=True`.
+    is. The replays of a CUDA graph run no Python: a recording stops where one is captured, and says so.
+    So call `torch.cuda.make_graphed_callables` before it.
 
     Before version 2.10, torch does not say what a graph saved: factors of losses, and so shares, and
     saved bytes are unknown, and `ledger.meta["notes"]` says so.
@@ -200,7 +195,6 @@ class Recording:
         self._elsewhere = False
         # The lines that have called backward.
         self._met: set[tuple[str, int]] = set()
-        self._captured = False  # whether a CUDA graph was
         self._rank = distributed.rank()
         self._parameters: list[Parameter] | None = None  # once they have been let go
         self.file = locate(None if path is None else Path(path))
@@ -616,24 +610,6 @@ class Recording:
     def swap_ends(self, leaves: Leaves) -> None:
         """Take what a swap has made of these leaves' `.grad` for what they had."""
         self._gradients.update(leaves)
-
-    def captures(self, frame: FrameType) -> None:
-        """A CUDA graph is being captured: nothing may be read, and nothing has happened yet."""
-        if not self._captured:
-            self._captured = True
-            self._gradients.watches = False
-            site = self._sites.find(frame)
-            said = _CAPTURED.format(place=f"{site.file}, line {site.line}")
-            self._notes.append(said)
-            self._say(f"accumviz: {said}")
-
-    def replayed(self, graph: Any, frame: FrameType) -> None:
-        """A captured graph ran, without a version's telling what it changed."""
-        self._edits()
-        present = [i for i, bit in enumerate(self._gradients.present) if bit]
-        if present:
-            site = self._sites.find(frame)
-            self._emit("edit", site, "CUDA graph", {}, present)
 
     # --- events --------------------------------------------------------------------------------
 
