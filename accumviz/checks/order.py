@@ -150,10 +150,10 @@ def clip_of_nothing(analysis: LedgerAnalysis) -> Findings:
     clips = analysis.at["clip"]
     empty = analysis.events.detail("of_nothing", default=False)[clips].astype(bool)
     lines = analysis.events.column("line")[clips]
-    for line in np.unique(lines[empty]).tolist():
-        event, *others = clips[lines == line].tolist()
+    each_time = empty & ~np.isin(lines, lines[~empty])
+    for event in clips[each_time].tolist():
         present = analysis.ledger.state[event] & PRESENT
-        if empty[lines == line].all() and present.any():
+        if present.any():
             yield analysis.finding(
                 "note",
                 event,
@@ -162,7 +162,6 @@ def clip_of_nothing(analysis: LedgerAnalysis) -> Findings:
                     "The clip is given no parameters, and nothing is clipped: `filter`, `map` and generators can be "
                     "read once, and the optimizer or an earlier clip has read this one. Make a list of it."
                 ),
-                times=1 + len(others),
             )
 
 
@@ -338,7 +337,7 @@ def scheduler_per_micro_batch(optimizer: OptimizerHistory) -> Findings:
 def schedule_too_long(optimizer: OptimizerHistory) -> Findings:
     """Find a schedule that is made for as many steps as there are micro-batches, and takes one in each window."""
     micro_batches = optimizer.backwards.size
-    for event, taken, horizon in _made_for(optimizer):
+    for event, taken, horizon in _made_for(optimizer, _schedules(optimizer)):
         once_a_window = optimizer.steps.size < 2 * taken <= horizon
         close = abs(horizon - micro_batches) < optimizer.usual
         if taken >= _AGAIN and once_a_window and close:
@@ -354,12 +353,13 @@ def schedule_too_long(optimizer: OptimizerHistory) -> Findings:
             )
 
 
-def _made_for(optimizer: OptimizerHistory) -> Iterator[tuple[int, int, float]]:
+def _made_for(
+    optimizer: OptimizerHistory, schedules: np.ndarray
+) -> Iterator[tuple[int, int, float]]:
     """Return of each schedule its first event, how many steps it takes, and for how many it is made, if that is known.
 
     Schedules of one name are one: each is as long as the others, or takes over where they end.
     """
-    schedules = _schedules(optimizer)
     labels = optimizer.events.column("label")[schedules]
     horizons = optimizer.events.detail("horizon", math.nan)[schedules]
     for label in np.unique(labels[np.isfinite(horizons)]).tolist():
@@ -375,8 +375,7 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
         too_often = _stepped_too_often(optimizer, schedules)
         if too_often and _comes_to_nothing(optimizer, schedules):
             yield "a schedule of the micro-batches is meant", int(schedules[0])
-        every = _ends_early, _runs_ahead, _begins_anew
-        for said in filter(None, (find(optimizer) for find in every)):
+        for said in _of_schedules(optimizer, schedules):
             yield said, int(schedules[-1])
         leaps = _leaps(optimizer)
         if len(leaps) > 1:
@@ -434,36 +433,26 @@ def _clipped_alone(optimizer: OptimizerHistory) -> list[int]:
     return []
 
 
-def _ends_early(optimizer: OptimizerHistory) -> str:
-    """Say how many steps a scheduler took, where a whole script left half of those that it is made for."""
-    for _, taken, horizon in _made_for(optimizer):
-        if optimizer.is_whole_script and 2 * taken <= horizon:
-            return f"a script that ends after {taken} of the {horizon:g} steps of its schedule is meant"
-    return ""
-
-
-def _runs_ahead(optimizer: OptimizerHistory) -> str:
-    """Say in how many skipped steps a scheduler stepped nevertheless; a scaler that begins too high skips a few."""
+def _of_schedules(optimizer: OptimizerHistory, schedules: np.ndarray) -> Iterator[str]:
+    """Say of schedules that they end early or begin anew, in a whole script, or that they run ahead of the steps."""
     attempts = np.union1d(optimizer.steps, optimizer.skipped)
-    places = attempts.searchsorted(_schedules(optimizer))
+    places = attempts.searchsorted(schedules)
     last = attempts[places[places > 0] - 1]
     ahead = np.isin(optimizer.skipped, last).sum()
-    if ahead <= _AGAIN:
-        return ""
-    return f"a schedule that goes on in {ahead} steps which the scaler skipped is meant"
-
-
-def _begins_anew(optimizer: OptimizerHistory) -> str:
-    """Say how many steps an optimizer's state had been loaded with when its schedule began, in a whole script."""
-    schedules = _schedules(optimizer)
+    # A scaler that begins too high skips a few steps.
+    if ahead > _AGAIN:
+        yield f"a schedule that goes on in {ahead} steps which the scaler skipped is meant"
+    if not optimizer.is_whole_script:
+        return
+    for _, taken, horizon in _made_for(optimizer, schedules):
+        if 2 * taken <= horizon:
+            yield f"a script that ends after {taken} of the {horizon:g} steps of its schedule is meant"
+    # With so many steps the optimizer's state had been loaded when its schedule began.
     stepped = optimizer.events.detail("stepped", math.nan)[schedules]
     before = np.nanmax(stepped - optimizer.steps.searchsorted(schedules), initial=0)
     # One that steps more seldom may not have begun.
-    if not optimizer.is_whole_script or before * schedules.size < max(
-        optimizer.steps.size, 1
-    ):
-        return ""
-    return f"a schedule that begins anew after {before:g} steps is meant"
+    if before * schedules.size >= max(optimizer.steps.size, 1):
+        yield f"a schedule that begins anew after {before:g} steps is meant"
 
 
 def _leaps(optimizer: OptimizerHistory) -> list[int]:
