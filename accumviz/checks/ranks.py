@@ -47,7 +47,7 @@ def no_sync_excludes_forward(optimizer: OptimizerHistory) -> Findings:
         synced[0],
         evidence={
             "backwards in no_sync": len(quiet),
-            "line of the forward": optimizer.detail(synced[0], "armed_line") or 0,
+            "line of the forward": optimizer.detail(synced[0], "armed_line") or "none",
         },
         cause=(
             "A forward outside `no_sync` armed the all-reduce, and this backward is synchronised in `no_sync`: "
@@ -77,7 +77,10 @@ def ddp_unsynced_step(optimizer: OptimizerHistory) -> Findings:
         "error",
         b,
         step=step,
-        evidence={"backwards not averaged": late, **_forward(optimizer, b)},
+        evidence={
+            "backwards not averaged": late,
+            "line of the forward": optimizer.detail(b, "armed_line") or "none",
+        },
         cause=f"The step reads gradients that were not averaged over the ranks: {_why_unsynced(optimizer, b)}",
         times=len(wrong),
     )
@@ -106,12 +109,6 @@ def summed_over_ranks(optimizer: OptimizerHistory) -> Findings:
         ),
         times=len(optimizer.windows),
     )
-
-
-def _forward(analysis: LedgerAnalysis, backward: int) -> dict[str, int]:
-    """Return the line of the last forward of DDP's before a backward."""
-    line = analysis.detail(backward, "armed_line")
-    return {"line of the forward": line} if line else {}
 
 
 def _why_unsynced(analysis: LedgerAnalysis, backward: int) -> str:
@@ -152,31 +149,22 @@ def _unsynced(optimizer: OptimizerHistory) -> tuple[dict[int, list[int]], int]:
 
 def fsdp2_zero_keeps_unsharded(analysis: LedgerAnalysis) -> Findings:
     """Find a zeroing that does not reach the sum that FSDP2 keeps elsewhere."""
-    kept = _kept(analysis)
-    if not kept:
-        return
-    zero = min(kept)
-    yield analysis.finding(
-        "error",
-        zero,
-        evidence={"unsharded gradients that stayed": kept[zero][:4]},
-        cause=(
-            "`zero_grad` does not reach the whole gradients: what the backwards without sync have added to them stays."
-        ),
-        times=len(kept),
-    )
-
-
-def _kept(analysis: LedgerAnalysis) -> dict[int, list[str]]:
-    """Return the zeroings that did not reach whole gradients, and the names of these."""
     every = enumerate(analysis.parameters)
     whole = [p for p, parameter in every if parameter.unsharded_of]
-    kept = {}
     for zero in analysis.at["zero_grad"].tolist():
-        columns = [p for p in whole if _stays(analysis, zero, p)]
-        if columns:
-            kept[zero] = analysis.names(columns)
-    return kept
+        stayed = [p for p in whole if _stays(analysis, zero, p)]
+        if stayed:
+            yield analysis.finding(
+                "error",
+                zero,
+                evidence={
+                    "unsharded gradients that stayed": analysis.names(stayed[:4])
+                },
+                cause=(
+                    "`zero_grad` does not reach the whole gradients: what the backwards without sync have added to "
+                    "them stays."
+                ),
+            )
 
 
 def _stays(analysis: LedgerAnalysis, zero: int, p: int) -> bool:

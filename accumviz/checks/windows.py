@@ -312,28 +312,23 @@ def _second_step(
     before = other.first_step_of[backward]
     reached = optimizer.contributed[backward, optimizer.columns]
     shared = np.intersect1d(optimizer.columns[reached], other.columns).tolist()
-    severity, suggestion = "error", ""
-    cause = (
-        f"{other.name} has applied the gradient of backward {backward} already, and no backward of its own came since: "
-        "this step moves the weights once more. Step once."
-    )
-    if optimizer is not other:
-        severity = "warning"
-        cause = (
-            f"{other.name} and {optimizer.name} have parameters in common, and both apply the gradient of backward "
-            f"{backward} to them: they are moved twice. Give each parameter to one optimizer, or zero in between."
-        )
-    elif optimizer.sites[before] != optimizer.sites[step]:
+    alone = optimizer is other
+    is_one_line = optimizer.sites[before] == optimizer.sites[step]
+    suggestion = ""
+    if alone and not is_one_line:
         suggestion = optimizer.code.removed(optimizer.ledger[step])
     return optimizer.finding(
-        severity,
+        "error" if alone else "warning",
         step,
         step=step,
         evidence={
             "applied by the steps at events": [before, step],
             "parameters": optimizer.names(shared[:4]),
         },
-        cause=cause,
+        cause=(
+            f"{other.name} has applied the gradient of backward {backward} already, and {optimizer.name} applies it "
+            "once more: the weights are moved twice. Step once, and give each parameter to one optimizer."
+        ),
         suggestion=suggestion,
         times=len(set(steps)),
     )
