@@ -140,18 +140,16 @@ def _report(judged: list[_Judged], rules: Set[str]) -> Report:
             unjudged.setdefault(rule, one.of_rank(why))
     of_one = next(filter(None, (one.condition for one in judged)), "")
     of_all = next(several.conditions_of_ranks(_summaries(judged)), "")
-    condition = ", and if ".join(filter(None, (of_one, of_all)))
     findings = _one_for_each_cause(judged)
     ignored = [each for each in findings if _is_ignored(each, rules)]
-    if any(finding.severity != "note" for finding in ignored):
-        meant = "what is ignored is meant"
-        condition = f"{meant}, and if {condition}" if condition else meant
+    serious = any(finding.severity != "note" for finding in ignored)
+    meant = "what is ignored is meant" if serious else ""
     return Report(
         tuple(_with_misspelt(each) for each in findings if each not in ignored),
         _reason(judged),
         unjudged,
         dict(counts),
-        condition,
+        ", and if ".join(filter(None, (meant, of_one, of_all))),
         tuple(ignored),
         judged[0].steps,
         judged[0].losses,

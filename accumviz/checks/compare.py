@@ -272,19 +272,14 @@ def _gradient(ledger: Ledger, step: int, p: int, event: int) -> tuple[np.ndarray
 
     That is each element, and True, or their norm, and False.
     """
-    of = "contribution"
-    norms = ledger.contribution
-    bit = CONTRIBUTED
-    if event == step:
-        of = "grad"
-        norms = ledger.grad
-        bit = PRESENT
+    of, bit = ("grad", PRESENT) if event == step else ("contribution", CONTRIBUTED)
     optimizer = ledger[step].details.get("optimizer_index", 0)
     is_owned = optimizer in ledger.parameters[p].optimizers
     if not is_owned or not ledger.state[event, p] & bit:
         return np.zeros(1), True
     if p in ledger.exact:
         return ledger.values(p, of)[event], True
+    norms = getattr(ledger, of)
     return norms[event, p : p + 1].astype(float), False
 
 
