@@ -186,7 +186,7 @@ def _stays(analysis: LedgerAnalysis, zero: int, p: int) -> bool:
 
 
 class RankWindow(NamedTuple):
-    """One window of one rank: how much an element weighs there before the average, and how many there are.
+    """One window of one rank, in which each element weighs the same before the average, and how many there are.
 
     `kind` says which window of which objective it is, so that the ranks' can be put together; `averaged`
     is over how many ranks.
@@ -194,8 +194,7 @@ class RankWindow(NamedTuple):
 
     kind: tuple[int, int, str]
     rank: int | None
-    least: float
-    most: float
+    each: float
     elements: float
     averaged: float
     finding: Finding
@@ -291,19 +290,18 @@ def _reduces_by_hand(optimizer: OptimizerHistory) -> bool:
 
 
 def _windows(analysis: LedgerAnalysis, rank: int | None) -> Iterator[RankWindow]:
-    """Return the windows whose shares are known, each with what says which of the ranks' belong together."""
+    """Return the windows whose elements weigh alike, each with what says which of the ranks' belong together."""
     owners = {optimizer.optimizer: optimizer for optimizer in analysis.optimizers}
     for (owner, _), shares in analysis.objectives.items():
         optimizer = owners[owner]
         for order, share in enumerate(shares):
-            if share.averaged > 0.5 or not share.known:
+            if share.averaged > 0.5 or not share.alike:
                 continue
             first = share.backwards[0]
             yield RankWindow(
                 (optimizer.place, order, analysis.objective(share)),
                 optimizer.rank if rank is None else rank,
-                min(share.each),
-                max(share.each),
+                share.each[0],
                 sum(share.sizes),
                 1 / share.averaged,
                 analysis.finding(
@@ -332,11 +330,9 @@ def _compared_windows(ranks: Sequence[RankSummary]) -> list[list[RankWindow]]:
 
 
 def _can_be_compared(windows: list[RankWindow]) -> bool:
-    """Return whether these are the windows of all ranks, and each rank weighs its own elements alike."""
+    """Return whether these are the windows of all ranks that an average is over."""
     averaged = min(window.averaged for window in windows)
-    if not averaged == len(windows) > 1:
-        return False
-    return all(w.least > 0 and is_close(w.least, w.most) for w in windows)
+    return averaged == len(windows) > 1
 
 
 def rank_token_weight(ranks: Sequence[RankSummary]) -> Findings:
@@ -345,7 +341,7 @@ def rank_token_weight(ranks: Sequence[RankSummary]) -> Findings:
     if not odd:
         return
     windows = sorted(odd[0], key=lambda window: window.rank or 0)
-    weights = [window.least for window in windows]
+    weights = [window.each for window in windows]
     yield replace(
         windows[0].finding,
         rank=windows[0].rank,
@@ -363,7 +359,7 @@ def rank_token_weight(ranks: Sequence[RankSummary]) -> Findings:
 
 def _differ(windows: list[RankWindow]) -> bool:
     """Return whether an element of one rank weighs more than one of another, where they have other numbers of them."""
-    weights = [window.least for window in windows]
+    weights = [window.each for window in windows]
     uneven = len({window.elements for window in windows}) > 1
     alike = math.isclose(min(weights), max(weights), rel_tol=_SAME_WEIGHT)
     return uneven and not alike
@@ -432,4 +428,4 @@ def _step_apart(norms: list[list[float]]) -> bool:
 
 def _is_divided_by_ranks(windows: list[RankWindow]) -> bool:
     """Return whether the shares of all ranks add up to 1 before the average, which divides by the ranks again."""
-    return is_close(sum(w.least * w.elements for w in windows), 1.0)
+    return is_close(sum(w.each * w.elements for w in windows), 1.0)
