@@ -292,10 +292,9 @@ def _unrecorded(analysis: LedgerAnalysis) -> Conditions:
     unrecorded = analysis.events.detail("unrecorded", 0)
     for backward in np.flatnonzero(unrecorded > 0).tolist():
         many = counted(unrecorded[backward], "parameter")
-        verb = "is" if unrecorded[backward] == 1 else "are"
         said = (
-            f"{many} that this loss reaches {verb} meant to be in no optimizer and no recorded model, as layers in a "
-            "plain list are"
+            f"this loss is meant to reach {many} without an optimizer or a recorded model, as layers in a plain list "
+            "are"
         )
         yield said, backward
 
@@ -310,9 +309,7 @@ def _of_idle(optimizer: OptimizerHistory) -> Iterator[str]:
         names = _named(optimizer, unreached)
         yield f"no loss is meant to reach {names}, which {name} has"
     if frozen:
-        verb = "is" if len(frozen) == 1 else "are"
-        names = _named(optimizer, frozen)
-        yield f"{names}, which {name} has, {verb} meant to be frozen"
+        yield f"{name} is meant to have {_named(optimizer, frozen)} frozen"
 
 
 def _of_optimizer(optimizer: OptimizerHistory) -> Iterator[str]:
