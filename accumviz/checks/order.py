@@ -427,7 +427,12 @@ def _clipped_alone(optimizer: OptimizerHistory) -> list[int]:
     sites = optimizer.sites
     for step, window in optimizer.windows.items():
         before = between(clips, window[-1], step)
-        alone = [clip for clip in before if sites[clip] == sites[before[0]]]
+        alone = [
+            clip
+            for clip in before
+            if sites[clip] == sites[before[0]]
+            and optimizer.detail(clip, "by") != "value"
+        ]
         if len(alone) > 1 and min(map(optimizer.clip_ratio, alone)) < 1 - SAME:
             return alone
     return []

@@ -49,8 +49,8 @@ def parameter_outside_or_twice(analysis: LedgerAnalysis) -> Findings:
             "warning",
             int(brought[1]),
             evidence={"parameters": names},
-            cause=f"{names[0]} gets gradients and belongs to no optimizer that steps: it is never trained.",
-            times=len(outside),
+            cause=f"No optimizer that steps has {_named(analysis, outside)}: gradients add up there in vain.",
+            times=brought.size,
         )
     yield from _nothing_to_step_on(analysis)
 
@@ -307,7 +307,7 @@ def _of_idle(optimizer: OptimizerHistory) -> Iterator[str]:
     unreached = [p for p in idle if parameters[p].requires_grad]
     if unreached:
         names = _named(optimizer, unreached)
-        yield f"no loss is meant to reach {names}, which {name} has"
+        yield f"{name} is meant to have {names}, of which no loss reaches any"
     if frozen:
         yield f"{name} is meant to have {_named(optimizer, frozen)} frozen"
 
@@ -393,8 +393,8 @@ def gan_gradient_leak(optimizer: OptimizerHistory) -> Findings:
         step=late,
         evidence={"consumed by the steps at events": [early, late]},
         cause=(
-            f"{label} also reached the parameters of {optimizer.name}, and its contribution "
-            "was still there when that one stepped for a loss of its own."
+            f"{label} also reached the parameters of {optimizer.name}, and its gradient was still there when that "
+            f"optimizer stepped for a loss of its own. Detach what {label} is not to train, or zero in between."
         ),
         suggestion=_zeroed_first(optimizer, early, late, alone),
         times=len(leaked),

@@ -55,7 +55,7 @@ _COLORS = {
     "+": "32",
 }
 
-_NOT_SEEN = "Not checked: an EMA, a teacher or other state that steps by itself, optimizer state that was loaded."
+_NOT_SEEN = "Not checked: copies of weights that are updated by hand (an EMA, a teacher), and loaded optimizer state."
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,13 @@ class Code:
         below: bool = False,
     ) -> str:
         """Add a line above this one, or below it."""
-        fits = _may_have_neighbours(event) and self._function(event).has_names(line)
+        function = self._function(event)
+        fits = _may_have_neighbours(event) and function.has_names(line)
+        # Where it is there already, it does not help.
+        fits &= not any(
+            row.strip() == line
+            for row in function.rows[event.line - 2 : event.line + 1]
+        )
         return _beside(event, [line], below) if fits else ""
 
     @_or_nothing

@@ -174,7 +174,9 @@ def _is_divided_twice(share: WindowShare) -> bool:
     # As many losses as there are micro-batches have a mean of which each weighs as little.
     together = sum(other.least for other in share.beside)
     mean_of_several = is_close(together * share.many, 1.0)
-    return share.alone or (_divisions(share) > 1 and not mean_of_several)
+    # One of several losses may weigh as little by choice.
+    all_twice = all(_divisions(part) > 1 for part in _parts(share))
+    return share.alone or (all_twice and not mean_of_several)
 
 
 @for_each_loss
@@ -501,9 +503,17 @@ def sums_of_shares(optimizer: OptimizerHistory) -> str:
     many = list(map(len, optimizer.windows.values()))
     if not many:
         return ""
-    said = f"of {_from_to(many)} {'micro-batch' if max(many) == 1 else 'micro-batches'}"
+    # Losses of several lines, as two networks have them, are no parts of one batch.
+    brought = (
+        "micro-batch"
+        if np.unique(optimizer.sites[optimizer.read]).size == 1
+        else "backward"
+    )
+    several = max(many) > 1
+    said = f"of {_from_to(many)} {brought}{'es' * several if brought == 'micro-batch' else 's' * several}"
     sums = _sums(optimizer)
-    if sums and all(len(window.shares) == 1 for window in sums):
+    every = [share for step in optimizer.windows for share in optimizer.shares_of(step)]
+    if sums and len(every) == len(sums) and optimizer.ledger.meta.get("ranks", 1) == 1:
         said += f" with shares that add up to {_from_to(_totals(sums))}"
     return said
 
@@ -571,15 +581,8 @@ def sums_differ(optimizer: OptimizerHistory) -> Findings:
 
 
 def _are_parts(optimizer: OptimizerHistory, sums: Sequence[_StepSum]) -> bool:
-    """Return whether sums of several ranks may be whole together: of elements that are divided by those of all."""
-    is_whole = all(map(_is_plain_mean, _shares(sums)))
-    return optimizer.world_size > 1 and not is_whole
-
-
-def _is_plain_mean(share: WindowShare) -> bool:
-    """Return whether these are means, and none that was multiplied by its own number of elements again."""
-    counted = share.alike and not are_close(share.weights)
-    return share.mean and not counted
+    """Return whether sums of several ranks may be whole together: divided by what all of them hold, which varies."""
+    return optimizer.world_size > 1 and not are_close(_factors(_shares(sums)))
 
 
 def _are_wrong(analysis: LedgerAnalysis, sums: list[_StepSum]) -> bool:
@@ -755,6 +758,10 @@ def _single_factor(analysis: LedgerAnalysis, shares: WindowShares) -> Conditions
 def _have_one_sum(shares: WindowShares) -> bool:
     """Return whether there are windows, in each of which the losses weigh alike, with the same sum in all."""
     alike = all(share.even or (share.mean and share.alike) for share in shares)
+    # Of a sum that is not read, the factor is not the share.
+    alike &= all(
+        share.known or "Sum" not in str(share.term.get("op")) for share in shares
+    )
     return bool(shares) and alike and are_close([share.total for share in shares])
 
 

@@ -10,12 +10,15 @@ from accumviz.checks.analysis import (
     Conditions,
     LedgerAnalysis,
     OptimizerHistory,
+    are_close,
     for_each_optimizer,
 )
 from accumviz.checks.report import Finding, Findings
 from accumviz.checks.suggestions import calling_line
 from accumviz.checks.weights import is_whole
 from accumviz.ledger.events import Event
+from accumviz.ledger.flow import SAME
+from accumviz.show import counted
 
 
 class Loss(NamedTuple):
@@ -378,16 +381,29 @@ def _unzeroed_closure(
 
 def _read_again(optimizer: OptimizerHistory, twice: list[int]) -> Finding:
     steps = optimizer.read_step[optimizer.read == twice[0]].tolist()
+    more = counted(len(steps) - 1, "later step")
+    severity = "error"
+    cause = f"Nothing zeroes the gradient that this step has used, so that {more} will use it again."
+    suggestion = _zeroed_beside(optimizer, steps[0], twice[0])
+    divisors = [term.get("divisor") for term in optimizer.ledger[twice[0]].terms]
+    eraser = int(optimizer.eraser[twice[0]])
+    if divisors == [len(steps)] and eraser >= 0:
+        # Who divides by the number of micro-batches wants one step for all of them.
+        cause += f" Each loss is divided by {len(steps)}: if that is for accumulation, step where you zero."
+        suggestion = optimizer.code.moved(optimizer.ledger[steps[0]], optimizer.ledger[eraser], below=False)
+    shares = optimizer.consumed
+    factors = shares.by_hand[shares.backward == twice[0]]
+    kept = factors[1:] / factors[:-1]
+    if kept.max() < 1 - SAME and are_close(kept.tolist()):
+        severity, suggestion = "note", ""
+        cause = f"{more} will use {kept[0]:.3g} of this gradient again each time, as with momentum. Is that meant?"
     return optimizer.finding(
-        "error",
+        severity,
         steps[0],
         step=steps[1],
         evidence={"consumed by the steps at events": steps},
-        cause=(
-            f"The contribution of backward {twice[0]} is still in `.grad` after the step that used it, and is used by "
-            f"{len(steps) - 1} more."
-        ),
-        suggestion=_zeroed_beside(optimizer, steps[0], twice[0]),
+        cause=cause,
+        suggestion=suggestion,
         times=len(twice),
     )
 
