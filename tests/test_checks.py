@@ -276,7 +276,7 @@ def _master_copies() -> Play:
 def test_a_window_that_is_zeroed_in_one_of_two_networks_is_found() -> None:
     (finding,) = av.check(played("z[0]4z[0]4z[0]4z[0]4s[0]s[1]z" * 2, MAKER_AND_JUDGE).ledger).findings
     assert (finding.rule, finding.optimizer, finding.times) == ("zero-grad-inside-window", 0, 6)
-    assert finding.evidence["backwards erased"] == [1, 3, 5]
+    assert finding.evidence["backwards erased, by event"] == [1, 3, 5]
 
 
 @pytest.mark.parametrize(

@@ -140,8 +140,8 @@ def test_a_penalty_on_weights_in_each_micro_batch_is_a_condition(penalty: Callab
 def test_a_gradient_that_is_0_in_each_window_is_a_condition(start: float, steps: int, meant: bool) -> None:
     model = nn.ParameterDict({"a": torch.full((4, 2), start), "b": torch.zeros(2, 4)})
 
-    def loss(_: int) -> Tensor:
-        return (torch.ones(2, 4) @ model["a"] @ model["b"] - 1).square().mean() / 4
+    def loss(n: int) -> Tensor:
+        return (torch.full((2, 4), n + 1.0) @ model["a"] @ model["b"] - 1).square().mean() / 4
 
     condition = trained(loss, model, SGD(model.parameters(), lr=0.1), steps=steps, K=4).condition
     said = "a gradient of 0 in each of 12 backwards is meant for a and 1 more (test_conditions.py:"
@@ -367,3 +367,29 @@ def test_a_change_by_hand_of_all_that_a_step_reads_is_a_condition_and_a_clip_by_
 
     assert "what is done to `.grad` by hand" in judged(1, lambda p: p.grad.add_(0.1))
     assert judged(1, by_value) == judged(4, by_value) == ""
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_same_samples_in_each_micro_batch_are_a_condition(several: bool) -> None:
+    model, optimizer = line()
+    x = torch.randn(8, 3)
+    condition = trained(lambda n: model(x + n * several).square().mean() / 4, model, optimizer, K=4).condition
+    assert ("all bring the same gradient" in condition) != several
+
+
+def test_two_losses_of_one_line_are_named_with_the_range_of_their_factors() -> None:
+    model, optimizer = line()
+
+    def loss(_: int) -> Tensor:
+        out = model(torch.ones(8, 3))
+        rows = len(recording.ledger.windows())
+        return F.mse_loss(out, out.detach() + 1, reduction="sum") / (8 + rows) if rows % 2 else out.mean()
+
+    with av.record(model, optimizer) as recording:
+        for n in range(4):
+            loss(n).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    first, second = av.check(recording).losses
+    assert first.endswith(": Mean reaches all parameters.")
+    assert second.endswith(": 0.0909 to 0.111 × MseLoss (sum) reaches all parameters.")

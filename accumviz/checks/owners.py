@@ -16,6 +16,7 @@ from accumviz.checks.analysis import (
     OptimizerHistory,
     between,
     for_each_optimizer,
+    is_close,
 )
 from accumviz.checks.report import Findings
 from accumviz.checks.suggestions import knows, zeroing
@@ -133,7 +134,8 @@ def with_gradients(optimizer: OptimizerHistory) -> str:
     Of those that FSDP shards, each rank has some.
     """
     touched = _touched(optimizer)
-    columns = optimizer.columns.tolist()
+    every = optimizer.columns.tolist()
+    columns = [p for p in every if not optimizer.parameters[p].unsharded_of]
     whole = sum(optimizer.parameters[p].numel for p in columns)
     some = sum(optimizer.parameters[p].numel for p in columns if touched[p])
     said = f"{some:,} of {whole:,} weights" if some < whole else f"{whole:,} weights"
@@ -158,17 +160,18 @@ _Losses = list[tuple[int, list[_Reach]]]
 
 
 def losses(analysis: LedgerAnalysis) -> Iterator[str]:
-    """Say of each line that calls backward what its first loss is made of, and which modules the parts reach."""
+    """Say of each line that calls backward what its losses are made of, and which modules the parts reach."""
     names = [each.name.split(".") for each in analysis.parameters]
     levels = zip(*names, strict=False)
     common = len(list(takewhile(lambda level: len(set(level)) == 1, levels)))
     # A network may be frozen when the recording ends.
     every = set(analysis.names(np.flatnonzero(analysis.contributed.any(axis=0))))
     every |= {each.name for each in analysis.parameters if each.requires_grad}
+    whole = "all parameters" if len(every) == len(names) else "all trainable parameters"
     for backward, terms in _reaches(analysis):
         made_of: dict[str, list[str]] = defaultdict(list)
         for term, reached in terms:
-            parts = "all parameters" if reached >= every else _parts(reached, common)
+            parts = whole if reached >= every else _parts(reached, common)
             made_of[parts].append(term)
         loss = analysis.placed(analysis.ledger[backward].label or "a loss", backward)
         yield f"{loss}: {_said_of_parts(made_of)}."
@@ -186,20 +189,40 @@ def _said_of_parts(made_of: Mapping[str, Sequence[str]]) -> str:
 
 
 def _reaches(analysis: LedgerAnalysis) -> Iterator[tuple[int, list[_Reach]]]:
-    """Return the first backward of each line, with its terms; what they reach is empty where it is not known."""
-    backwards = analysis.at["backward"]
-    _, first = np.unique(analysis.sites[backwards], return_index=True)
-    for backward in np.sort(backwards[first]).tolist():
+    """Return the first backward of each line, with its terms; what they reach is empty where it is not known.
+
+    One line may have several: of the losses of two networks, say, each is of other operations.
+    """
+    shares = analysis.shares
+    met: set[tuple[int, str]] = set()
+    for backward in _first_backwards(analysis).tolist():
         terms = analysis.ledger[backward].terms
+        operations = {
+            (int(analysis.sites[backward]), str(term.get("op"))) for term in terms
+        }
+        if operations <= met:
+            continue
+        met |= operations
         contributed = np.flatnonzero(analysis.contributed[backward])
         whole = frozenset(analysis.names(contributed))
         reached = [_reached(term) for term in terms]
         # A checkpoint hides what is in it, and `inputs=` leaves some out.
         if frozenset().union(*reached) != whole:
             reached = [frozenset()] * len(terms)
-        if terms:
-            called = map(_called, terms)
-            yield backward, list(zip(called, reached, strict=True))
+        called = []
+        for n, term in enumerate(terms):
+            its = (shares.backward == backward) & (shares.term == n)
+            alike = np.isin(shares.objective, shares.objective[its])
+            called.append(_called(term, shares.constant[alike]))
+        yield backward, list(zip(called, reached, strict=True))
+
+
+def _first_backwards(analysis: LedgerAnalysis) -> np.ndarray:
+    """Return the first backward of each line and of each loss."""
+    backwards, shares = analysis.at["backward"], analysis.shares
+    _, first = np.unique(analysis.sites[backwards], return_index=True)
+    _, of_losses = np.unique(shares.objective, return_index=True)
+    return np.union1d(backwards[first], shares.backward[of_losses])
 
 
 def _reached(term: Mapping[str, Any]) -> frozenset[str]:
@@ -207,13 +230,23 @@ def _reached(term: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(map(str, names) if isinstance(names, list) else ())
 
 
-def _called(term: Mapping[str, Any]) -> str:
-    """Name a term by its operation and its factor: `10 × L1Loss`."""
+def _called(term: Mapping[str, Any], factors: np.ndarray) -> str:
+    """Name a term by its operation and its factor, which may differ from one backward to the next: `10 × L1Loss`."""
     operation = re.sub(r"Backward\d*$", "", str(term.get("op")))
     if term.get("unknown"):
         return f"{operation} (not read)"
-    factor = number(term.get("factor"))
-    return operation if factor == 1 else f"{factor:.3g} × {operation}"
+    if term.get("reduction") == "sum" and operation != "Sum":
+        operation += " (sum)"
+    every = np.append(factors, number(term.get("factor")))
+    every = every[np.isfinite(every)]
+    if np.all(every == 1):
+        return operation
+    low, high = every.min(), every.max()
+    return (
+        f"{low:.3g} × {operation}"
+        if is_close(low, high)
+        else f"{low:.3g} to {high:.3g} × {operation}"
+    )
 
 
 def _parts(names: Iterable[str], common: int) -> str:
@@ -227,10 +260,10 @@ def _parts(names: Iterable[str], common: int) -> str:
 
 def _misgiven(analysis: LedgerAnalysis, first: _Losses) -> Conditions:
     """Name losses that take logits and are given probabilities, and those whose targets alone get a gradient."""
-    for backward, _ in first:
-        for term in analysis.ledger[backward].terms:
+    for backward, terms in first:
+        for term, (loss, _) in zip(analysis.ledger[backward].terms, terms, strict=True):
             given = term.get("misgiven")
-            said = f"probabilities of a {given} and not logits, or their logarithms, are meant for {_called(term)}"
+            said = f"probabilities of a {given} and not logits, or their logarithms, are meant for {loss}"
             if given == "targets":
                 said = "a binary cross entropy of which the targets alone have a gradient is meant"
             if given:
@@ -355,8 +388,8 @@ def _shared_loss(
     """Name losses that two optimizers learn from, where one has several: opponents, or parts of one model."""
     its = one.sites[one.read]
     theirs = np.unique(one.sites[other.read])
-    # All that the other one learns from, of several.
-    shared = theirs.size > 0 and np.isin(theirs, its).all()
+    # Of several that it learns from, what the other one learns from as well.
+    shared = np.isin(theirs, its).any()
     several = np.unique(its).size > 1
     if not (shared and several and _are_apart(one, other)):
         return None

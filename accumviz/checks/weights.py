@@ -565,6 +565,9 @@ def sums_differ(optimizer: OptimizerHistory) -> Findings:
         return
     largest = max(sums, key=lambda window: window.total)
     low = min(_totals(sums))
+    advice = "Divide by what each window holds."
+    if are_close(_factors(_shares(sums))):
+        advice = "All losses have one factor: step where a window ends, or divide by what each window holds."
     yield optimizer.finding_of(
         "warning",
         largest.shares[0],
@@ -573,8 +576,7 @@ def sums_differ(optimizer: OptimizerHistory) -> Findings:
             "sums of shares": _totals(sums),
         },
         cause=(
-            f"The shares of a window add up to {low:.3g} in one step and to {largest.total:.3g} in another. "
-            "Divide by what each window holds."
+            f"The shares of a window add up to {low:.3g} in one step and to {largest.total:.3g} in another. {advice}"
         ),
         times=len(sums),
     )

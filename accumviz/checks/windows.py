@@ -12,6 +12,7 @@ from accumviz.checks.analysis import (
     OptimizerHistory,
     are_close,
     for_each_optimizer,
+    is_close,
 )
 from accumviz.checks.report import Finding, Findings
 from accumviz.checks.suggestions import calling_line
@@ -46,7 +47,7 @@ def zero_grad_inside_window(optimizer: OptimizerHistory) -> Findings:
         optimizer,
         first,
         kept[-1],
-        evidence={"backwards erased": lost, "backwards consumed": kept},
+        evidence={"backwards erased, by event": lost, "consumed": kept},
         cause=(
             f"`.grad` is zeroed between the backwards of one window: {len(lost)} of {len(lost) + len(kept)} "
             "micro-batches are lost before the step sees them."
@@ -68,7 +69,7 @@ def zero_before_step(optimizer: OptimizerHistory) -> Findings:
         optimizer,
         losses[0]._replace(eraser=losses[-1].eraser),
         losses[-1].backward,
-        evidence={"backwards erased": [loss.backward for loss in losses]},
+        evidence={"backwards erased, by event": [loss.backward for loss in losses]},
         cause="`.grad` is zeroed between the backward and the step: the step finds nothing to apply.",
         times=len(vain),
     )
@@ -190,14 +191,29 @@ def _is_whole(optimizer: OptimizerHistory, step: int) -> bool:
 
 
 def conditions(analysis: LedgerAnalysis) -> Conditions:
-    """Say what has to be meant for a healthy loop to be so: that no step used what a zeroing erased."""
+    """Say what has to be meant for a healthy loop to be so: what a zeroing erases, and the same samples again."""
     lost: dict[int, int] = {}
     for optimizer in analysis.optimizers:
         lost |= _lost_to_all_steps(optimizer)
+        several = [used for used in optimizer.windows.values() if len(used) > 1]
+        if len(several) > 1 and all(_are_repeated(optimizer, used) for used in several):
+            yield (
+                "micro-batches of a window that all bring the same gradient are meant",
+                several[0][1],
+            )
     if lost:
         many = f"{len(lost)} micro-batch{'es' * (len(lost) > 1)}"
         said = f"what {many} brought and a zeroing erased is meant to be thrown away"
         yield said, lost[min(lost)]
+
+
+def _are_repeated(optimizer: OptimizerHistory, used: list[int]) -> bool:
+    """Return whether backwards have one loss and bring one gradient, as where each has all samples of the window."""
+    losses = optimizer.events.column("loss")[used]
+    brought = optimizer.ledger.contribution[used][:, optimizer.columns]
+    return bool(
+        losses[0] and np.all(losses == losses[0]) and np.all(brought == brought[0])
+    )
 
 
 def _lost_to_all_steps(optimizer: OptimizerHistory) -> dict[int, int]:
@@ -231,7 +247,7 @@ def tail_dropped(optimizer: OptimizerHistory) -> Findings:
     yield optimizer.finding(
         "note" if by_chance else "warning",
         lost[0],
-        evidence={"backwards": lost, "lost in all": sum(map(len, dropped))},
+        evidence={"backwards, by event": lost, "lost in all": sum(map(len, dropped))},
         cause=(
             f"The {source} ended after {len(lost)} of {optimizer.usual} micro-batches of a window, and what they "
             "contributed was thrown away. Step once more after it, on averaged gradients where there are several "
@@ -370,7 +386,7 @@ def _unzeroed_closure(
         "error",
         first,
         step=first,
-        evidence={"backwards": backwards},
+        evidence={"backwards, by event": backwards},
         cause=(
             "The closure does not zero: what it brings at one place of the weights is added to what it brought at "
             "others. It has to zero before its first backward."
@@ -387,14 +403,18 @@ def _read_again(optimizer: OptimizerHistory, twice: list[int]) -> Finding:
     suggestion = _zeroed_beside(optimizer, steps[0], twice[0])
     divisors = [term.get("divisor") for term in optimizer.ledger[twice[0]].terms]
     eraser = int(optimizer.eraser[twice[0]])
-    if divisors == [len(steps)] and eraser >= 0:
+    one_line = np.unique(optimizer.sites[steps]).size == 1
+    if divisors == [len(steps)] and one_line and eraser >= 0:
         # Who divides by the number of micro-batches wants one step for all of them.
         cause += f" Each loss is divided by {len(steps)}: if that is for accumulation, step where you zero."
-        suggestion = optimizer.code.moved(optimizer.ledger[steps[0]], optimizer.ledger[eraser], below=False)
+        suggestion = optimizer.code.moved(
+            optimizer.ledger[steps[0]], optimizer.ledger[eraser], below=False
+        )
     shares = optimizer.consumed
     factors = shares.by_hand[shares.backward == twice[0]]
     kept = factors[1:] / factors[:-1]
-    if kept.max() < 1 - SAME and are_close(kept.tolist()):
+    # A hand that divides the sum has done so before the first step.
+    if is_close(factors[0], 1.0) and kept.max() < 1 - SAME and are_close(kept.tolist()):
         severity, suggestion = "note", ""
         cause = f"{more} will use {kept[0]:.3g} of this gradient again each time, as with momentum. Is that meant?"
     return optimizer.finding(

@@ -193,8 +193,8 @@ class Recording:
             self._notes.append(_UNREAD)
         # Whether an optimizer stepped of whose parameters none is recorded.
         self._elsewhere = False
-        # The lines that have called backward.
-        self._met: set[tuple[str, int]] = set()
+        # The file and line of each backward, and the operation of each of its losses.
+        self._met: set[tuple[str, int, str]] = set()
         self._rank = distributed.rank()
         self._parameters: list[Parameter] | None = None  # once they have been let go
         self.file = locate(None if path is None else Path(path))
@@ -452,10 +452,12 @@ class Recording:
             running.details["unrecorded"] = many
 
     def _note_first(self, site: CallSite, terms: list[tuple[Details, Any]]) -> None:
-        """Note of the first loss on a line which recorded leaves each of its terms reaches, and what that is given."""
-        if (site.file, site.line) in self._met:
+        """Note of the first loss of a kind on a line which recorded leaves its terms reach, and what they are given."""
+        known = len(self._met)
+        for term, _ in terms:
+            self._met.add((site.file, site.line, term["op"]))
+        if len(self._met) == known:
             return
-        self._met.add((site.file, site.line))
         names = self._gradients.named.names
         for term, node in terms:
             leaves = self._gradients.owned(leaves_below([node]))
