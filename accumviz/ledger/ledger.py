@@ -456,32 +456,19 @@ def _built(
     """Return the ledger of these rows; see `Ledger.build`. Raises `KeyError` for a name that no parameter has."""
     names = [parameter.name for parameter in parameters]
     events = [_event(e, row, names) for e, row in enumerate(rows)]
-    shape = (len(rows), len(parameters))
-    state = np.zeros(shape, np.uint8)
-    contribution = np.zeros(shape)
-    grad = np.zeros(shape)
-    nothing = np.zeros((len(rows), 0))
-    added = [nothing]
-    left = [nothing]
-    weights = [nothing]
-    for p, parameter in enumerate(parameters):
-        came = _elements(rows, parameter, "contribution")
-        held = _elements(rows, parameter, "grad")
-        added.append(came)
-        left.append(held)
-        weights.append(_elements(rows, parameter, "weights"))
-        contribution[:, p] = np.linalg.norm(came, axis=1)
-        grad[:, p] = np.linalg.norm(held, axis=1)
-        state[:, p] = _states(rows, parameter.name, held)
+    contribution, added = _tables(rows, parameters, "contribution")
+    grad, left = _tables(rows, parameters, "grad")
+    _, weights = _tables(rows, parameters, "weights")
     have_weights = [bool(row.get("weights")) for row in rows]
     weighed = np.flatnonzero(have_weights)
-    elements = Elements(
-        tuple(range(len(parameters))),
-        np.concatenate(added, axis=1),
-        np.concatenate(left, axis=1),
-        weighed,
-        np.concatenate(weights, axis=1)[weighed],
-    )
+    kept = tuple(range(len(parameters)))
+    elements = Elements(kept, added, left, weighed, weights[weighed])
+    state = np.zeros(grad.shape, np.uint8)
+    before: dict[str, Any] = {}
+    for e, row in enumerate(rows):
+        for p, name in enumerate(names):
+            state[e, p] = _state(row, name, before)
+        before = row
     return kind(parameters, events, contribution, grad, state, elements, **about)
 
 
@@ -495,33 +482,33 @@ def _event(e: int, row: dict[str, Any], names: list[str]) -> Event:
     return Event(e, **fields)
 
 
-def _elements(rows: list[dict[str, Any]], parameter: Parameter, field: str) -> ndarray:
-    """Return the elements that rows have of a parameter; one number stands for all of them."""
-    elements = np.full((len(rows), parameter.numel), np.nan)
-    for e, row in enumerate(rows):
-        of_row = row.get(field, {})
-        if parameter.name in of_row:
-            elements[e] = np.ravel(of_row[parameter.name])
-    return elements
+def _tables(
+    rows: list[dict[str, Any]], parameters: list[Parameter], field: str
+) -> tuple[ndarray, ndarray]:
+    """Return the norms and the elements that rows have of parameters; one number stands for all elements of one."""
+    norms = np.zeros((len(rows), len(parameters)))
+    parts = [norms[:, :0]]
+    for p, parameter in enumerate(parameters):
+        elements = np.full((len(rows), parameter.numel), np.nan)
+        for e, row in enumerate(rows):
+            of_row = row.get(field, {})
+            if parameter.name in of_row:
+                elements[e] = np.ravel(of_row[parameter.name])
+        norms[:, p] = np.linalg.norm(elements, axis=1)
+        parts.append(elements)
+    return norms, np.concatenate(parts, axis=1)
 
 
-def _states(rows: list[dict[str, Any]], name: str, grad: ndarray) -> list[int]:
-    """Return the bits of one parameter after each row."""
-    states = []
-    before = [*grad[:1], *grad[:-1]]
-    for row, *around in zip(rows, before, grad, strict=True):
-        states.append(_state(row, name, *around))
-    return states
-
-
-def _state(row: dict[str, Any], name: str, before: ndarray, after: ndarray) -> int:
-    """Return the bits of one parameter after a row."""
+def _state(row: dict[str, Any], name: str, before: dict[str, Any]) -> int:
+    """Return the bits of one parameter after a row, which follows another."""
     contributed = name in row.get("contribution", {})
     state = CONTRIBUTED | CHANGED if contributed else 0
-    if name not in row.get("grad", {}):
+    grads = row.get("grad", {})
+    if name not in grads:
         return state
     # A zeroing changes even where a 0 becomes a 0.
-    changed = row["kind"] == "zero_grad" and not after.any()
-    if row["kind"] != "backward" and not np.isnan(before).any():
-        changed |= bool((before != after).any())
+    changed = row["kind"] == "zero_grad" and not np.any(grads[name])
+    earlier = before.get("grad", {})
+    if row["kind"] != "backward" and name in earlier:
+        changed |= not np.array_equal(grads[name], earlier[name], equal_nan=True)
     return state | PRESENT | CHANGED * changed
