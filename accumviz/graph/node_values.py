@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.autograd.function import BackwardCFunction
 
 from accumviz.graph.graph import Edge, in_order
 from accumviz.recorder import memory
-from accumviz.recorder.transfer import PLAIN, quietly, readable
+from accumviz.recorder.transfer import PLAIN, readable
 
 ELEMENTS_LIMIT = 64
 # Tensors by the operation that returned them.
@@ -63,6 +64,22 @@ class Walk:
                     index[target] = len(self.order)
                     self.order.append(target)
                 self.edges.append(Edge(source, index[target]))
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Hide what a block does to tensors from modes, as `unseen` does for a call, and from subclasses and graphs, too.
+
+    >>> with quietly():
+    ...     torch.is_grad_enabled()
+    False
+    """
+    with (
+        torch.no_grad(),
+        torch._C.DisableTorchFunction(),
+        torch._C._DisableTorchDispatch(),
+    ):
+        yield
 
 
 def numbers(tensor: Any) -> Any:

@@ -5,10 +5,9 @@ Training never waits for them, and no code of the user's runs.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -291,19 +290,3 @@ def unseen(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         return function(*args)
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Hide what a block does to tensors from modes, as `unseen` does for a call, and from subclasses and graphs, too.
-
-    >>> with quietly():
-    ...     torch.is_grad_enabled()
-    False
-    """
-    with (
-        torch.no_grad(),
-        torch._C.DisableTorchFunction(),
-        torch._C._DisableTorchDispatch(),
-    ):
-        yield
