@@ -390,14 +390,16 @@ class _Replica:
         self.line = 0
 
     @property
-    def hooked(self) -> bool:
+    def has_comm_hook(self) -> bool:
         """Whether a comm hook reduces, which may do anything."""
         return bool(getattr(self.module, "_comm_hooks", ()))
 
     @property
     def in_place(self) -> bool:
         """Whether DDP divides and reduces in `.grad` itself, or a hook decides what becomes of it."""
-        return self.hooked or getattr(self.module, "gradient_as_bucket_view", True)
+        return self.has_comm_hook or getattr(
+            self.module, "gradient_as_bucket_view", True
+        )
 
 
 class Collectives:
@@ -483,7 +485,7 @@ class Collectives:
         concerned = []
         for replica in self.replicas:
             # A comm hook may send nothing on purpose.
-            silent = replica.hooked and replica.armed and not running.syncs
+            silent = replica.has_comm_hook and replica.armed and not running.syncs
             if reached.isdisjoint(replica.leaves) or silent:
                 continue
             if replica.armed is not None:
@@ -640,7 +642,7 @@ class Collectives:
             return None
         for at in _outwards(frame):
             # `dist.all_reduce` is on the stack where the user called it, or a comm hook; DDP's reducer calls no Python.
-            by_hand = at.f_code is _ALL_REDUCE and not sender.hooked
+            by_hand = at.f_code is _ALL_REDUCE and not sender.has_comm_hook
             if by_hand or at.f_code.co_filename.endswith(_BATCH_NORM):
                 return None
         return sender
@@ -655,7 +657,7 @@ class Collectives:
         """Note the all-reduce of a bucket of so many elements, and the line of the forward that armed it."""
         sync.details["armed_line"] = replica.line
         sync.details["ranks"] = dist.get_world_size(replica.module.process_group)
-        if replica.hooked:
+        if replica.has_comm_hook:
             sync.details["reduction"] = ""
         leaves = self._bucket(replica, count, running)
         self._begin(sync, leaves)
@@ -689,8 +691,7 @@ class Collectives:
         """Note an all-reduce of the user's, if it reduces any `.grad`; what it makes of them is not known."""
         leaves = self.grads_in(whole)
         if leaves:
-            # The library writes later, and without a new version.
-            self._reduces(sync, leaves, "", self._leaves.leave_unread)
+            self._reduces(sync, leaves, "")
 
     def reduced(
         self, tensor: Tensor, leaves: Leaves, reduction: str, frame: FrameType
@@ -699,20 +700,22 @@ class Collectives:
         sync = Sync(
             "", self._sites.find(frame), "", self._moves("all-reduce", [tensor])
         )
-        self._reduces(sync, leaves, reduction, self._leaves.read_grads)
+        self._reduces(sync, leaves, reduction)
 
     def _reduces(
         self,
         sync: Sync,
         leaves: Leaves,
         reduction: str,
-        read: Callable[[Sync, Leaves], None],
     ) -> None:
         sync.details["reduction"] = reduction
         self._begin(sync, leaves)
         sync.changed = leaves
         self._leaves.update(leaves)
-        read(sync, leaves)
+        if reduction:
+            self._leaves.read_grads(sync, leaves)
+        else:  # The library writes later, and without a new version.
+            self._leaves.leave_unread(sync, leaves)
         self._over(sync)
 
     def grads_in(self, whole: list[Tensor]) -> Leaves:
