@@ -230,11 +230,6 @@ class Writer:
         self._process = os.getpid()
 
     @property
-    def can_be_read(self) -> bool:
-        """Whether something was written."""
-        return self.size > 0
-
-    @property
     def is_ours(self) -> bool:
         """Whether this process may write: one that was forked leaves the file to its parent."""
         return os.getpid() == self._process

@@ -40,8 +40,6 @@ _USER, _LIBRARY, _TORCH_OR_OURS = range(3)
 _LONGEST = 80
 # So many of the user's frames are kept, and so many of others' in a row are looked through for the next.
 _FRAMES, _BETWEEN = 4, 16
-# So many places and pieces of code are remembered: a program that makes code as it runs has no end of them.
-_MOST = 10_000
 # So many lines around one that is in no function are kept; and at most so many of a function.
 _AROUND, _WHOLE = 3, 200
 
@@ -79,9 +77,6 @@ class CallSites:
 
     def find(self, frame: Caller) -> CallSite:
         """Return the nearest line that belongs to the user, not to torch, accumviz or another library."""
-        if len(self._owners) > _MOST or len(self._sites) > _MOST:
-            self._sites.clear()
-            self._owners.clear()
         owners = self._owners
         places = list[int]()
         stack = list[tuple[FrameType, int]]()

@@ -556,7 +556,7 @@ class Columns:
     def _joined(self, parameters: list[Parameter], meta: Details) -> Ledger:
         layout = self._layout
         parts: list[Block] = []
-        if self._writer is not None and self._writer.can_be_read:
+        if self._writer is not None and self._writer.size:
             parts += valid(self._writer.read(), _blocks)
         parts += self._blocks
         if not parts:

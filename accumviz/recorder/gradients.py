@@ -102,7 +102,7 @@ class Gradients:
         self._handles: dict[int, list[Any]] = {}
         # Of each leaf itself, the `.grad` that it had when it was last looked at, and in which version.
         self._seen: list[tuple[Any, ref[Any] | None, int]]
-        self._seen = [(tensor, None, 0) for tensor in self.tensors]
+        self.let_go()
         # A leaf whose `.grad` is in host memory, and what was read of it last: it differs after a change through
         # `.data`, which counts no version. Where libraries make such changes, too, nothing is made of them.
         self._last: Sample | None = None
@@ -446,15 +446,9 @@ class Gradients:
         """Take this tensor for that leaf: a module whose weights FSDP has put together has it as a parameter."""
         self._index.setdefault(id(tensor), i)
 
-    def let_go(self, tensors: Iterable[Any]) -> Leaves:
-        """Hold no weak reference to these; return the leaves whose `.grad` they are."""
-        ids = {id(tensor) for tensor in tensors}
-        leaves = []
-        for i, (tensor, last, _) in enumerate(self._seen):
-            if last is not None and id(last()) in ids:
-                self._seen[i] = (tensor, None, 0)
-                leaves.append(i)
-        return leaves
+    def let_go(self) -> None:
+        """Hold no weak reference to any `.grad`."""
+        self._seen = [(tensor, None, 0) for tensor in self.tensors]
 
     def close(self) -> None:
         """Take our hooks away."""
@@ -554,7 +548,8 @@ def _arrives(
             if i in gradients.changeable:
                 _note_change(running, i, grad)
             if running.state[i] != NEW:
-                _note_further(running, i)
+                # A further part, as reentrant checkpoints of a shared layer bring it.
+                running.state[i] = UNKNOWN
                 return
             running.reached.append(i)
             if is_kept or running.had[i]:
@@ -592,14 +587,6 @@ def _hold(
     running.waiting += size
     if running.waiting > gradients.bulk or i in gradients.taken:
         unseen(gradients.read_held, running, stream)
-
-
-def _note_further(running: Backward, i: int) -> None:
-    """Note a further part, as reentrant checkpoints of a shared layer bring it; they are added up in `.grad`."""
-    if running.state[i] == ARRIVED:
-        running.arrived[i] = None
-    else:
-        running.state[i] = UNKNOWN
 
 
 def _elements(tensors: list[Tensor]) -> list[float]:

@@ -700,28 +700,21 @@ def describe_root(
     if isinstance(given, list | tuple):
         given = next((each for each in given if each is not None), None)
     roots = call.get("tensors", ())
-    # An edge of the graph is a tuple that has a node.
-    if not isinstance(roots, list | tuple) or hasattr(roots, "node"):
+    if not isinstance(roots, list | tuple):
         roots = [roots]
     terms = _Terms(row)
     with torch._C.DisableTorchFunction():  # a subclass would be asked each question
-        row.nodes = tuple(filter(None, map(_node_of, roots)))
-        if len(roots) == 1:
+        tensors = [root for root in roots if isinstance(root, Tensor)]
+        row.nodes = [root.grad_fn for root in tensors if root.grad_fn is not None]
+        if len(roots) == len(tensors) == 1:
             _describe_root(row, terms, roots[0], given)
         else:
             terms.add("", unknown=_START)
     return terms.begins
 
 
-def _node_of(root: Any) -> Any:
-    """Return the node of a tensor, or of an edge of the graph."""
-    if isinstance(root, Tensor):
-        return root.grad_fn
-    return getattr(root, "node", None)
-
-
 def _describe_root(row: Backward, terms: _Terms, root: Any, given: Any) -> None:
-    single = isinstance(root, Tensor) and root.numel() == 1
+    single = root.numel() == 1
     if single:
         value = root if type(root) in PLAIN else plainly(local(root))
         row.take(_number(value), partial(setattr, row, "loss"))

@@ -557,10 +557,9 @@ def _is_being_made(frame: FrameType | None) -> bool:
 
 
 def _swapping(call: Call) -> Steps:
-    begun = notify(listening, "swap_begins", (*call.args, *call.kwargs.values()))
+    notify(call.recordings, "swap_begins")
     yield
-    for recording, leaves in begun:
-        notify((recording,), "swap_ends", leaves)
+    notify(call.recordings, "swap_ends")
 
 
 def _loader_ends(call: Call) -> Steps:

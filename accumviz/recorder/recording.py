@@ -50,7 +50,6 @@ _GROWN = "`{name}` got parameters that are not recorded, because they were not t
 _STOPPED = "accumviz stopped recording after {events} events, training goes on: {why}"
 _LOST = "accumviz could not write on, the recording is held in memory: {why}"
 _UNREAD = f"{UNREAD}: factors of losses and saved bytes are unknown; from 2.10 on they are read"
-_CLOSED_INSIDE = "the recording was closed while this backward ran"
 
 
 def record(
@@ -281,7 +280,6 @@ class Recording:
         if self._entered and not self._closed:
             self._edits()
             self._closed = True
-            self._leave_running()
             self._let_go()
             self._rows.close(ended=ended)
             self._say_lost()
@@ -308,18 +306,6 @@ class Recording:
             self._memory = Held(wanted=False)
             self._collectives.forget()
             self._gradients.forget()
-
-    def _leave_running(self) -> None:
-        """What still runs, on another thread or around a hook that closes us, is not waited for."""
-        running = self._gradients.running
-        if running is None:
-            return
-        self._gradients.finish(running)
-        running.details["error"] = _CLOSED_INSIDE
-        running.done = True
-        for sync in running.syncs:
-            sync.present = running.present
-            sync.done = True
 
     @property
     def tensors(self) -> list[Any]:
@@ -605,13 +591,13 @@ class Recording:
             self._before_change()
         return leaves
 
-    def swap_begins(self, tensors: tuple[Any, ...]) -> Leaves:
-        """Let go of tensors that are swapped: torch refuses those to which there are weak references."""
-        return self._gradients.let_go(tensors)
+    def swap_begins(self) -> None:
+        """Let go of every `.grad`: torch swaps no tensor to which there is a weak reference."""
+        self._gradients.let_go()
 
-    def swap_ends(self, leaves: Leaves) -> None:
-        """Take what a swap has made of these leaves' `.grad` for what they had."""
-        self._gradients.update(leaves)
+    def swap_ends(self) -> None:
+        """Take what a swap has made of `.grad` for what was there."""
+        self._gradients.update()
 
     # --- events --------------------------------------------------------------------------------
 
