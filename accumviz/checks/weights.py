@@ -144,15 +144,12 @@ def _are_separate_tasks(analysis: LedgerAnalysis, share: WindowShare) -> bool:
 @for_each_loss
 def double_division(analysis: LedgerAnalysis, shares: WindowShares) -> Findings:
     """Find losses divided by the number of micro-batches twice."""
-    several = _several(shares)
-    twice = list(filter(_is_divided_twice, several))
-    # Half a loss is a choice that people make; a sixteenth of one is not. Every whole window has to agree.
+    twice = list(filter(_is_divided_twice, _several(shares)))
+    # Half a loss is a choice that people make; a sixteenth of one is not.
     if not twice or twice[0].many < 3:
         return
     share = twice[0]
     many = share.many
-    if len(twice) < sum(other.many >= many for other in several):
-        return
     yield analysis.finding_of(
         "warning",
         share,

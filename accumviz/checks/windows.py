@@ -121,8 +121,7 @@ def _erased_before(optimizer: OptimizerHistory, step: int) -> list[Loss]:
     if not lost or optimizer.shares.of(step).lost_sight.any():
         return []
     finite = filter(optimizer.finite, lost)
-    losses = [Loss(b, int(optimizer.eraser[b]), step) for b in finite]
-    return [loss for loss in losses if loss.eraser < step]
+    return [Loss(b, int(optimizer.eraser[b]), step) for b in finite]
 
 
 def _is_used_elsewhere(optimizer: OptimizerHistory, backward: int) -> bool:
