@@ -52,7 +52,6 @@ html[data-theme="dark"] .av-graph, [data-jp-theme-light="false"] .av-graph { --a
 .av-graph .av-key .av-fold { box-shadow: 3px 3px 0 -1px var(--av-line); }
 .av-graph details { font-size: 0.8125rem; margin-top: 0.25rem; text-align: left; }
 .av-graph summary { cursor: pointer; color: var(--av-muted); width: max-content; }
-.av-form[open] + .av-scroll { display: none; }
 @media print {
   .av-graph .av-scroll { overflow: visible; max-height: none; }
   .av-graph svg { min-width: 0; }
@@ -162,28 +161,17 @@ class Card:
 def graph_html(graph: Graph) -> str:
     """Draw the graph as a self-contained HTML figure with a legend and the same content as text.
 
-    A graph with modules folds on the page, with no script, and a large one opens folded; there, a
-    script unfolds a module in place, and zooms. Raises LayoutError without Graphviz.
+    A large graph is folded by module; on the page, a script unfolds a module in place, and zooms.
+    Raises LayoutError without Graphviz.
     """
-    finest, *folded = forms(graph)
-    pictures = [("Unfolded", finest, cards_of(finest))]
-    for form in folded:
-        pictures.append(("Folded by module", form, cards_of(form)))
-    _, _, cards = pictures[0]
-    legend = [card for _, _, shown in pictures for card in shown]
+    form = readable(graph)
+    cards = cards_of(form)
+    legend = list(cards)
+    notes = list(form.notes)
     kind = ""
     more = ""
-    notes = list(finest.notes)
     if len(graph) > FOLDED:
-        pictures.reverse()
-        if folded:
-            sizes = (
-                f"{len(graph):,} nodes: {len(folded[0])} boxes when folded by module"
-            )
-            if finest is not graph:
-                sizes += f", {len(finest)} when unfolded as far as fits"
-            notes = [*graph.notes, sizes]
-        insides, are_all = _insides(graph, [form for _, form, _ in pictures], legend)
+        insides, are_all = _insides(graph, form, legend)
         sheet = static("unfold.css")
         script = static("unfold.js")
         kind = " av-large"
@@ -192,41 +180,30 @@ def graph_html(graph: Graph) -> str:
             notes.append(
                 "some modules do not unfold here: their drawings are too large"
             )
-    turns = ""
-    for turn, form, shown in pictures[1:]:
-        summary = f"<summary>{turn}: {len(form)} nodes</summary>"
-        turns += (
-            f'<details class="av-form">{summary}{_scrolled(form, shown)}</details>\n'
-        )
-    _, form, shown = pictures[0]
-    items = "\n".join(f"<li>{line}</li>" for line in lines_of(finest, cards))
+    items = "\n".join(f"<li>{line}</li>" for line in lines_of(form, cards))
     return (
         f'<figure class="accumviz av-graph{kind}"><style>{STYLE}</style>\n'
-        f"{turns}{_scrolled(form, shown)}\n"
-        f"<figcaption>{_legend(legend)}{_notes(finest, notes)}</figcaption>\n"
-        f"<details><summary>The graph as text ({counted(len(finest), 'node')})</summary>\n"
+        f"{_scrolled(form, cards)}\n"
+        f"<figcaption>{_legend(legend)}{_notes(form, notes)}</figcaption>\n"
+        f"<details><summary>The graph as text ({counted(len(form), 'node')})</summary>\n"
         f"<ol>\n{items}\n</ol></details>\n{more}</figure>"
     )
 
 
-def _insides(
-    graph: Graph, drawn: Sequence[Graph], legend: list[Card]
-) -> tuple[str, bool]:
+def _insides(graph: Graph, form: Graph, legend: list[Card]) -> tuple[str, bool]:
     """Draw the inside of each folded module, those outside before those in them, and tell whether all are there.
 
     The page's script opens them in place; without it, they are below the graph.
     """
-    modules = dict.fromkeys(
-        node.module for form in drawn for node in form if node.kind == "fold"
-    )
+    modules = {node.module: None for node in form if node.kind == "fold"}
     todo = list(modules)
     pictures: list[str] = []
     for module in todo:
-        form = graph.inside(module)
-        if len(form) > NODES_LIMIT or sum(map(len, pictures)) > _INSIDES:
+        inside = graph.inside(module)
+        if len(inside) > NODES_LIMIT or sum(map(len, pictures)) > _INSIDES:
             continue
-        cards = cards_of(form)
-        for node, card in zip(form, cards, strict=True):
+        cards = cards_of(inside)
+        for node, card in zip(inside, cards, strict=True):
             if not node.is_in(module):
                 card.kinds.append("outside")
             elif node.kind == "fold" and node.module not in modules:
@@ -234,7 +211,8 @@ def _insides(
                 todo.append(node.module)
         legend += cards
         name = escape(module)
-        drawing = _svg(form, cards, f"Inside {module}: {counted(len(form), 'node')}")
+        label = f"Inside {module}: {counted(len(inside), 'node')}"
+        drawing = _svg(inside, cards, label)
         pictures.append(
             f'<div data-inside="{name}"><p><code>{name}</code></p>{drawing}</div>\n'
         )
@@ -268,25 +246,22 @@ def _scrolled(graph: Graph, cards: list[Card]) -> str:
     return f'<div class="av-scroll" tabindex="0" role="group" aria-label="{label}">{drawing}</div>'
 
 
-def forms(graph: Graph) -> list[Graph]:
-    """Return the graph as it is drawn: as fine as fits, and with its modules folded, so far that it can be read.
+def readable(graph: Graph) -> Graph:
+    """Return the graph as it is drawn: whole, or with its modules folded, so far that it can be read.
 
     Where not even the modules fit, those nearest the loss. A note says what is not drawn.
     """
-    finer = [graph]
+    form = graph
     for depth in _depths(graph):
         folded = graph.collapse_modules(depth)
-        if 2 < len(folded) < len(finer[-1]) - 2:  # else hardly another picture
-            finer.append(folded)
-    fitting = [form for form in finer if len(form) <= NODES_LIMIT]
-    shown, *others = fitting or [finer[-1].subgraph(range(NODES_LIMIT))]
-    if shown is not graph:
-        note = f"{len(graph):,} nodes drawn as {len(shown):,}"
-        if not fitting:
-            note += ", those nearest the loss"
-        shown = replace(shown, notes=(*shown.notes, note))
-    readable = [form for form in others if len(form) <= FOLDED]
-    return [shown, *(readable[:1] or others[-1:])]
+        # Of one or two boxes nothing is read.
+        if len(form) > FOLDED and len(folded) > 2:
+            form = folded
+    note = f"{len(graph):,} nodes drawn as {len(form):,}"
+    if len(form) > NODES_LIMIT:
+        form = form.subgraph(range(NODES_LIMIT))
+        note = f"{len(graph):,} nodes drawn as {len(form):,}, those nearest the loss"
+    return form if len(form) == len(graph) else replace(form, notes=(*form.notes, note))
 
 
 def _depths(graph: Graph) -> range:

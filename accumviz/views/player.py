@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import html
 import inspect
-import itertools
 import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 from accumviz import arguments
 from accumviz.checks.report import Report
@@ -21,7 +19,7 @@ from accumviz.graph.graph import Graph, Node, in_order
 from accumviz.ledger.ledger import Ledger, Recorded, recorded
 from accumviz.show import Displayed, counted, escape, literal
 from accumviz.views import style, words
-from accumviz.views.graph import Card, LayoutError, cards_of, forms, place
+from accumviz.views.graph import Card, LayoutError, cards_of, place, readable
 from accumviz.views.layout import SCALED
 from accumviz.views.payload import encode, identity, ledger_data
 from accumviz.views.tables import report_data
@@ -177,15 +175,13 @@ def play(
     return Player(ledger, graphs, field([ledger], loss))
 
 
-@dataclass
-class _Form:
-    """A graph as it is drawn; `place` is where the page finds it (-1: nowhere)."""
+class _Form(NamedTuple):
+    """A graph as it is drawn."""
 
     graph: Graph
     cards: list[Card]
-    place: int = -1
 
-    def look(self) -> Any:
+    def look(self) -> str:
         """Return everything but the numbers: what is alike is laid out once."""
         cards = []
         for card in self.cards:
@@ -198,42 +194,28 @@ def scenes(graphs: Mapping[int, Graph]) -> Data:
     """Lay out graphs, those of one look once, since a loop builds the same one again.
 
     `layouts`, `graphs` (which layout, and the numbers on its cards), and `of`: event -> graph.
-    A graph with modules names its `other` form, folded. `missing` says why an event has none.
+    `missing` says why an event has none.
     """
-    shown = {}
+    alike: dict[str, dict[int, _Form]] = {}
     for event, graph in graphs.items():
-        shown[event] = [_Form(form, cards_of(form, "adds")) for form in forms(graph)]
-    alike: dict[str, list[_Form]] = {}
-    for form in itertools.chain.from_iterable(shown.values()):
-        alike.setdefault(form.look(), []).append(form)
+        drawn = readable(graph)
+        form = _Form(drawn, cards_of(drawn, "adds"))
+        alike.setdefault(form.look(), {})[event] = form
     layouts: list[Data] = []
-    drawn: list[Data] = []
+    shown: list[Data] = []
+    of = {}
     missing = _LEFT_OUT
     for same in list(alike.values())[:_MOST_LAYOUTS]:
         try:
-            layout = _layout(same)
+            layout = _layout(list(same.values()))
         except LayoutError as error:
             missing = str(error)
             break
-        for form in same:
-            form.place = len(drawn)
-            drawn.append(_data(form, len(layouts), layout["e"]))
+        for event, form in same.items():
+            of[event] = len(shown)
+            shown.append(_data(form, len(layouts), layout["e"]))
         layouts.append(layout)
-    of = _places(shown, drawn)
-    return {"layouts": layouts, "graphs": drawn, "of": of, "missing": missing}
-
-
-def _places(shown: Mapping[int, list[_Form]], drawn: list[Data]) -> dict[int, int]:
-    """Return the place of each event's graph that is drawn, and name its other form in it."""
-    of = {}
-    for event, forms_of_event in shown.items():
-        places = [form.place for form in forms_of_event]
-        if places[0] >= 0:
-            of[event] = places[0]
-            for other in places[1:]:
-                if other >= 0:
-                    drawn[places[0]]["other"] = other
-    return of
+    return {"layouts": layouts, "graphs": shown, "of": of, "missing": missing}
 
 
 def _data(

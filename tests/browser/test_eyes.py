@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from accumviz.book.explore import explore
-from accumviz.graph.graph import Edge, Graph, Node
 from accumviz.ledger.ledger import Ledger
 from accumviz.views.player import play
 from tests.browser.conftest import written
@@ -28,37 +27,6 @@ def test_a_bar_too_short_to_be_seen_says_how_short_it_is(shown: Any) -> None:
     drawn(page)
     assert total.inner_text() == "1"
     assert bar.get_attribute("data-told") == "1/65536 of the scale"
-
-
-def test_a_graph_folds_and_unfolds_by_key_and_shows_one_form_at_a_time(shown: Any) -> None:
-    nodes = [Node(i, "MulBackward0", module=f"layers.{i // 4}") for i in range(12)]
-    graph = Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(11)), (0,))
-    page = shown(graph, java_script_enabled=False)
-    folded, whole = page.locator(".av-form svg"), page.locator(".av-form + .av-scroll svg")
-    assert (folded.is_visible(), whole.is_visible()) == (False, True)
-    page.keyboard.press("Tab")
-    page.keyboard.press("Enter")
-    assert (folded.is_visible(), whole.is_visible()) == (True, False)
-    assert folded.bounding_box()["height"] < 400
-    page.keyboard.press("Enter")
-    assert (folded.is_visible(), whole.is_visible()) == (False, True)
-
-
-def test_in_a_player_modules_fold_and_the_walk_goes_through_what_is_seen(shown: Any) -> None:
-    nodes = [Node(i, "MulBackward0", "loss" if i == 0 else "", module=f"layers.{i // 4}") for i in range(12)]
-    graph = Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(11)), (0,))
-    page = shown(play(toy(), {0: graph}), reduced_motion="reduce")
-    page.get_by_role("button", name="next event").click()
-    fold, walk = page.get_by_role("button", name="fold or unfold modules"), page.locator(".av-sub input")
-    assert (page.locator(".av-node").count(), walk.get_attribute("max")) == (12, "24")
-    fold.click()
-    page.wait_for_function("document.querySelectorAll('.av-node').length === 3")
-    assert fold.get_attribute("aria-pressed") == "true"
-    assert walk.get_attribute("max") == "6"
-    page.keyboard.press("Shift+ArrowRight")
-    page.keyboard.press("Shift+ArrowLeft")
-    fold.click()
-    page.wait_for_function("document.querySelectorAll('.av-node').length === 12")
 
 
 def test_a_finger_has_room_to_scrub_on_a_phone(shown: Any) -> None:

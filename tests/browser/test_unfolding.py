@@ -91,17 +91,6 @@ def test_modules_are_walked_from_the_top_down(shown: Any) -> None:
     assert tops == sorted(tops)
 
 
-def test_the_finer_form_has_a_head_of_its_own_and_opens_at_its_first_box(shown: Any) -> None:
-    page = shown(nested(), wait=BOX, width=375)
-    page.locator(".av-form summary").click()
-    form = page.locator(".av-form")
-    form.locator(".av-bar").wait_for()
-    assert form.locator(".av-path b").inner_text() == "whole graph, unfolded"
-    box, first = form.locator(".av-scroll").bounding_box(), form.locator("svg g").first.bounding_box()
-    assert box["x"] <= first["x"] and first["x"] + first["width"] <= box["x"] + box["width"]
-    assert first["y"] - box["y"] < 30
-
-
 # A colour over another one, as a browser paints both.
 OVER = (
     f"title => {{ {CONTRAST}"
@@ -158,7 +147,7 @@ def test_a_page_prints_the_drawing_whole_and_without_its_bar(shown: Any) -> None
 
 def test_without_a_script_the_drawing_and_the_insides_are_there(shown: Any) -> None:
     page = shown(nested(), java_script_enabled=False)
-    assert page.locator(".av-form + .av-scroll svg").is_visible()
+    assert page.locator(".av-scroll svg").first.is_visible()
     assert not page.locator("[data-inside] svg").first.is_visible()
     page.get_by_text("Inside 42 modules").click()
     assert page.locator("[data-inside] svg").first.is_visible()

@@ -180,16 +180,13 @@ def test_a_teaching_player_is_small() -> None:
     assert len(text[1].encode()) <= 15_000
 
 
-def test_a_graph_with_modules_is_told_folded_too() -> None:
-    nodes = [Node(i, "MulBackward0", module=f"layers.{i // 4}") for i in range(12)]
-    graph = Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(11)), (0,), order=list(range(12)))
+def test_a_graph_of_many_nodes_is_told_folded_by_module() -> None:
+    nodes = [Node(i, "MulBackward0", module=f"layers.{i // 20}") for i in range(60)]
+    graph = Graph(tuple(nodes), tuple(Edge(i, i + 1) for i in range(59)), (0,), order=list(range(60)))
     drawn = scenes({0: graph, 5: chain()})
-    assert set(drawn["of"]) == {0, 5}
-    whole = drawn["graphs"][drawn["of"][0]]
-    folded = drawn["graphs"][whole["other"]]
-    assert [len(drawn["layouts"][one["l"]]["n"]) for one in (whole, folded)] == [12, 3]
-    assert folded["order"] == [0, 1, 2]
-    assert "other" not in folded and "other" not in drawn["graphs"][drawn["of"][5]]
+    assert drawn["of"] == {0: 0, 5: 1}
+    assert [len(layout["n"]) for layout in drawn["layouts"]] == [3, 3]
+    assert drawn["graphs"][0]["order"] == [0, 1, 2]
 
 
 def test_a_colour_has_one_meaning_in_pages_and_figures() -> None:

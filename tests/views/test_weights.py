@@ -84,7 +84,7 @@ def test_what_runs_away_is_an_arrow_with_its_number_and_the_rest_stays_readable(
     arrows = [arrow for *_, arrow in found["p"]]
     assert arrows == (["", "", "← −900", "→ 1e9"] if loss else ["", "", "↓ −900", "↑ 1e9"])
     assert found["arrow"] == "Arrow: beyond the edge."
-    assert all(0 <= x <= weights.WIDTH and 0 <= y <= weights.HEIGHT for _, x, y, *_ in found["p"])
+    assert all(0 <= x <= 320 and 0 <= y <= 190 for _, x, y, *_ in found["p"])
 
 
 def test_runs_side_by_side_stand_on_one_ground_of_the_longest() -> None:

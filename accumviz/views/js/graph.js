@@ -5,7 +5,7 @@
 /** @import { At, GraphData, Layout } from "./types.d.ts" */
 
 import { card } from "./card.js";
-import { button, svg, h, own, pane, put, range, reveal, scrolls, slide, tell, vertical } from "./dom.js";
+import { svg, h, own, pane, put, range, reveal, scrolls, slide, tell, vertical } from "./dom.js";
 import { pointedAt } from "./light.js";
 import { clamp } from "./numbers.js";
 import { moment, remark } from "./moment.js";
@@ -58,13 +58,7 @@ export function graphPane(app) {
   const made = pane("graph", "Graph", box, h("div.av-below", {}, sub, note));
   const view = zooming(box);
   const total = () => shown?.graph.order.length ?? 0;
-  const turn = button("zoom", "fold or unfold modules", () => {
-    ledger.other = !ledger.other;
-    put(turn, { "aria-pressed": ledger.other });
-    go({ n: null, node: -1 });
-  }, "modules");
-  turn.hidden = !data.graphs.some(({ other }) => other);
-  const tools = h("span.av-tools", {}, turn, ...view.tools);
+  const tools = h("span.av-tools", {}, ...view.tools);
   made.head.append(tools);
   /** @type {ReturnType<typeof drawing> | undefined} */
   let shown;

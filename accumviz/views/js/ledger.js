@@ -84,8 +84,6 @@ export class Ledger {
     this.events = events;
     this.length = events.k.length;
     this.count = data.count;
-    /** Whether graphs are seen in their other form. */
-    this.other = false;
     this.kinds = events.k.map((kind) => data.kinds[kind][0]);
     this.retained = new Set(events.retained);
     /** @type {Map<number, [string, string]>} */

@@ -22,12 +22,6 @@ import { clamp, counted } from "./numbers.js";
  * @property {boolean} kept  whether what the nodes saved outlives the backward
  */
 
-/** The graph of a backward, as it is folded now. @param {Ledger} ledger @param {Data} data @param {number} owner */
-function graphOf({ other }, { graphs, of }, owner) {
-  const graph = graphs[of[owner]];
-  return (other && graphs[graph?.other ?? -1]) || graph;
-}
-
 /** Below 0: how many nodes a forward has yet to build. @param {GraphData | undefined} graph */
 const unmade = (graph) => (!graph || graph.made ? 0 : -graph.order.length);
 
@@ -36,7 +30,7 @@ export function moment(ledger, data, { e, n }) {
   const since = ledger.backward[e] ?? -1;
   const coming = since < 0;
   const owner = coming ? ledger.kinds.indexOf("backward") : since;
-  const graph = graphOf(ledger, data, owner);
+  const graph = data.graphs[data.of[owner]];
   const now = owner === e && Boolean(graph);
   const order = graph?.order ?? [];
   const total = order.length;

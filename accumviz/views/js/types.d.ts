@@ -83,13 +83,12 @@ export interface NodeData {
   s?: unknown;
 }
 
-/** A backward's graph: layout, values, order of running, factors of edges, other form, whether recording found it. */
+/** A backward's graph: layout, values, order of running, factors of edges, whether recording found it. */
 export interface GraphData {
   l: number;
   v: string[][];
   order: number[];
   x?: string[];
-  other?: number;
   made?: unknown;
 }
 

@@ -30,8 +30,8 @@ function offer(drawing, insides) {
   }
 }
 
-/** @param {HTMLElement} box @param {Map<string, SVGSVGElement>} insides @param {string} name what is not inside any */
-function start(box, insides, name) {
+/** @param {HTMLElement} box @param {Map<string, SVGSVGElement>} insides */
+function start(box, insides) {
   const view = zooming(box);
   const path = h("nav.av-path", { "aria-label": "modules" });
   const bar = h("div.av-bar", {}, path, ...view.tools);
@@ -47,7 +47,7 @@ function start(box, insides, name) {
     here = module;
     const drawing = /** @type {SVGSVGElement} */ (insides.get(module)?.cloneNode(true) ?? whole);
     const crumbs = around(module).map((one, i, all) => {
-      const part = one.slice(i > 1 ? all[i - 1].length + 1 : 0) || name;
+      const part = one.slice(i > 1 ? all[i - 1].length + 1 : 0) || "whole graph";
       return one === module ? h("b", {}, part) : button("up", `back to ${part}`, () => go(one), part);
     });
     const hint = drawing.querySelector(OPENS) ? [h("span.av-hint", {}, "click a module to unfold it")] : [];
@@ -113,12 +113,7 @@ for (const figure of document.querySelectorAll(".av-large:not([data-done])")) {
   }
   figure.querySelector(".av-insides")?.remove();
   for (const drawing of insides.values()) offer(drawing, insides);
-  for (const box of /** @type {NodeListOf<HTMLElement>} */ (figure.querySelectorAll(".av-scroll"))) {
-    offer(/** @type {SVGSVGElement} */ (box.firstChild), insides);
-    // What is not seen has no size yet.
-    const form = box.closest("details");
-    const begin = () => start(box, insides, form ? "whole graph, unfolded" : "whole graph");
-    if (form) form.addEventListener("toggle", begin, { once: true });
-    else begin();
-  }
+  const box = /** @type {HTMLElement} */ (figure.querySelector(".av-scroll"));
+  offer(/** @type {SVGSVGElement} */ (box.firstChild), insides);
+  start(box, insides);
 }
