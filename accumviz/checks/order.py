@@ -395,7 +395,8 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
 def _stands_still(optimizer: OptimizerHistory) -> list[int]:
     """Return the steps at less than a millionth of the highest rate, where more than a tenth of all are such."""
     rates = _rates(optimizer, optimizer.steps)
-    still = [n for n, rate in enumerate(rates) if rate < 1e-6 * max(rates)]
+    almost_nothing = 1e-6 * max(rates, default=0.0)
+    still = [n for n, rate in enumerate(rates) if rate < almost_nothing]
     return still if len(still) > max(2, len(rates) // 10) else []
 
 
