@@ -92,5 +92,5 @@ export function remark(ledger, data, { owner, graph, now, coming, kept }) {
   if (coming) return data.before[1];
   if (!graph) return data.missing;
   const past = `The graph of event ${ledger.index(owner)}, ${kept ? "retained" : "freed by its backward"}.`;
-  return [now ? "" : past, ...data.layouts[graph.l].notes].join(" ").trim();
+  return [now ? "" : past, data.layouts[graph.l].notes.join("; ")].join(" ").trim();
 }
