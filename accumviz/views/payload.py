@@ -39,6 +39,11 @@ _UPRIGHT = 12
 # More pixels than a page is wide tell nobody anything.
 _WIDEST = 640
 _MUTED = "var(--av-muted)"
+# What the legend says of a heat map.
+_HEAT = (
+    "Stronger: a larger contribution. Grey: .grad without one; ink: not finite."
+    " Of several events in a pixel, it shows the largest."
+)
 # What the legend says of the looks of shares.
 _SHARES = {
     "new": "one backward",
@@ -312,19 +317,6 @@ def _byte_keys(
     return keys
 
 
-def _marks(events: int, pixels: int) -> str:
-    """Say what a heat map's colours mean, and how many events a pixel shows.
-
-    >>> _marks(6, 3)
-    'Stronger: a larger contribution. Grey: .grad without one; ink: not finite. A pixel shows the largest of 2 events.'
-    """
-    text = "Stronger: a larger contribution. Grey: .grad without one; ink: not finite."
-    each = math.ceil(events / pixels)
-    if each > 1:
-        text += f" A pixel shows the largest of {each} events."
-    return text
-
-
 # --- shares ---------------------------------------------------------------------------------------
 
 
@@ -502,7 +494,7 @@ def _heat(
     codes = layout.heat(added, ~(grads < 0), np.maximum(labels, 0), starts, levels)
     heat = {
         "w": width,
-        "told": _marks(len(labels), width),
+        "told": _HEAT,
         "px": codes.ravel().tolist(),
     }
     return {"heat": heat}
