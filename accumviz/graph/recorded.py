@@ -109,8 +109,6 @@ class _Call:
         self.original = original
 
     def __getattr__(self, name: str) -> Any:
-        if name == "original":
-            raise AttributeError(name)
         return getattr(self.original, name)
 
     def __get__(
