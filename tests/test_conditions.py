@@ -393,3 +393,29 @@ def test_two_losses_of_one_line_are_named_with_the_range_of_their_factors() -> N
     first, second = av.check(recording).losses
     assert first.endswith(": Mean reaches all parameters.")
     assert second.endswith(": 0.0909 to 0.111 × MseLoss (sum) reaches all parameters.")
+
+
+def test_what_right_loops_of_projects_do_is_no_mistake() -> None:
+    """A gradient that is put in place of another, a penalty weighted by another loss's count, a moving average."""
+    model, optimizer = line()
+    counts, average = iter([3, 5] * 4), iter([1.0, 1.04] * 4)
+
+    def replaced(parameter: Tensor) -> None:
+        parameter.grad = torch.randn_like(parameter)
+
+    def weighted(_: int) -> Tensor:
+        out = model(torch.randn(n := next(counts), 3))
+        return F.mse_loss(out, out.detach() + 1, reduction="sum") / 8 + out.abs().mean() * n / 8
+
+    def averaged(_: int) -> Tensor:
+        return model(torch.randn(8, 3)).square().sum() / next(average)
+
+    with av.record(model, optimizer) as recording:
+        for _ in range(4):
+            model(torch.randn(8, 3)).square().mean().backward()
+            for parameter in model.parameters():
+                replaced(parameter)
+            optimizer.step()
+    assert not av.check(recording).findings
+    assert "weigh up to" in trained(weighted, model, optimizer, K=2, steps=4).condition
+    assert "up to 1.04 times" in trained(averaged, model, optimizer, K=2, steps=4).condition

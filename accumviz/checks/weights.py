@@ -33,6 +33,8 @@ from accumviz.ledger.flow import BY_HAND, number
 _OWN_LENGTH = "micro_batches_in_this_window"
 # The most that is misplaced where no element counts more than twice as much as another: with √2 times as many of one.
 _MUCH = 3 - 2 * math.sqrt(2)
+# By so much weights and sums differ that are not nearly the same, as by a count that follows a moving average.
+_CLEARLY = 1.1
 # So much of a count is at least targets, where it counts all tokens of texts.
 _MOSTLY = 0.9
 # More than 1, and not by rounding.
@@ -392,7 +394,9 @@ def _has_unequal_means(share: WindowShare) -> bool:
     # Losses of one backward that weigh differently are a choice: a mean over texts, and not over words. So are classes.
     several = len(set(share.backwards)) == share.many
     several &= not share.term.get("class_weights")
-    return several and _are_means(share) and 0 < min(share.sizes) < max(share.sizes)
+    # So is a penalty that is multiplied by the count of another loss's elements.
+    means = share.equal and _are_means(share)
+    return several and means and 0 < min(share.sizes) < max(share.sizes)
 
 
 def _ratio(share: WindowShare) -> float:
@@ -450,7 +454,7 @@ def _is_meant(analysis: LedgerAnalysis, share: WindowShare) -> bool:
     What a loss is multiplied by is a weight, what it is divided by a count; a `.grad` that keeps the same part each
     time fades on purpose. Means that are alike, of different sizes, are another rule's.
     """
-    if share.equal or are_close(share.factors):
+    if share.equal or are_close(share.factors) or _ratio(share) < _CLEARLY:
         return True
     fading = [early / late for early, late in pairwise(share.by_hand)]
     if are_close([*fading, 1.0]):
@@ -500,17 +504,15 @@ def sums_of_shares(optimizer: OptimizerHistory) -> str:
     many = list(map(len, optimizer.windows.values()))
     if not many:
         return ""
-    # Losses of several lines, as two networks have them, are no parts of one batch.
-    brought = (
-        "micro-batch"
-        if np.unique(optimizer.sites[optimizer.read]).size == 1
-        else "backward"
-    )
-    several = max(many) > 1
-    said = f"of {_from_to(many)} {brought}{'es' * several if brought == 'micro-batch' else 's' * several}"
+    if max(many) == 1:
+        return "of 1 micro-batch"
+    # Losses of several lines, as two networks have them, and looks of a closure are no parts of one batch.
+    one_line = np.unique(optimizer.sites[optimizer.read]).size == 1
+    parts = one_line and not optimizer.closures[optimizer.read].any()
+    said = f"of {_from_to(many)} {'micro-batches' if parts else 'backwards'}"
     sums = _sums(optimizer)
     every = [share for step in optimizer.windows for share in optimizer.shares_of(step)]
-    if sums and len(every) == len(sums) and optimizer.ledger.meta.get("ranks", 1) == 1:
+    if sums and len(every) == len(sums) and not optimizer.world_size > 1:
         said += f" with shares that add up to {_from_to(_totals(sums))}"
     return said
 
@@ -587,7 +589,8 @@ def _are_parts(optimizer: OptimizerHistory, sums: Sequence[_StepSum]) -> bool:
 def _are_wrong(analysis: LedgerAnalysis, sums: list[_StepSum]) -> bool:
     """Return whether sums differ, and neither by a weight that is meant nor by one window that is longer."""
     usual = modal_length(window.many for window in sums)
-    if not _differ(sums):
+    totals = _totals(sums)
+    if not _differ(sums) or max(totals) < _CLEARLY * min(totals):
         return False
     if are_close(_factors(_shares(sums))):
         return _outgrow_one_divisor(sums, usual)
@@ -677,7 +680,8 @@ def _like_means(optimizer: OptimizerHistory) -> list[int]:
         totals = [share.total for share in shares]
         unread = not any(share.known for share in shares)
         even = are_close(totals) and all(share.even for share in shares)
-        whole = is_close(totals[0], 1.0) or not _several(shares)
+        divided = is_close(totals[0], 1.0) or all(map(_is_averaged, shares))
+        whole = divided or not _several(shares)
         if index == optimizer.optimizer and unread and even and whole:
             like.append(objective)
     return like

@@ -18,7 +18,7 @@ from accumviz.checks.report import Finding, Findings
 from accumviz.checks.suggestions import calling_line
 from accumviz.checks.weights import is_whole
 from accumviz.ledger.events import Event
-from accumviz.ledger.flow import SAME
+from accumviz.ledger.flow import BY_HAND, SAME
 from accumviz.show import counted
 
 
@@ -356,7 +356,10 @@ def _second_step(
 def missing_zero_grad(optimizer: OptimizerHistory) -> Findings:
     """Find contributions that several steps of one optimizer consumed, or a closure that adds its evaluations up."""
     evaluated = _evaluated_in_vain(optimizer)
-    again = optimizer.first_use[optimizer.read] < optimizer.read_step
+    shares = optimizer.consumed
+    # What a hand has put into `.grad` may be something else.
+    kept = shares.unknown[shares.term == 0] != BY_HAND
+    again = kept & (optimizer.first_use[optimizer.read] < optimizer.read_step)
     if evaluated:
         yield _unzeroed_closure(optimizer, evaluated)
     elif again.any():

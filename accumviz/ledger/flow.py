@@ -733,7 +733,8 @@ def _gone(ledger: Arrays) -> ndarray:
     changed = ledger.state[at] & CHANGED > 0
     was_something = ledger.grad[before] != 0
     is_zero = ledger.grad[at] == 0
-    gone[at] |= is_zero & (changed | was_something)
+    zeroed = events.where("kind", "zero_grad", "step")[at]
+    gone[at] |= is_zero & (changed & zeroed[:, None] | was_something)
     return gone
 
 

@@ -72,7 +72,7 @@ _TURNED = _variants("T", "Transpose", "Permute")
 _SCALINGS = {"LogSoftmaxBackward0", *_TURNED, *_POWERS, *_SAME}
 _MOST_SCALINGS = 8
 # What may stretch one side to the size of the other.
-_STRETCHING = _TWO_SIDES | _variants("Mul", "Div", "Expand")
+_STRETCHING = _TWO_SIDES | _variants("Mul", "Div")
 _CROSS_ENTROPIES = _variants("NllLoss", "NllLoss2D")
 _OTHER_LOSSES = _variants(
     "MseLoss",
@@ -380,17 +380,22 @@ class _Terms:
 def _note_stretched(term: Details, node: Any) -> None:
     """Note of a loss that it is of n × n numbers where n were computed: a column met a row of targets, say."""
     waiting = [node]
+    # A loss expands its own inputs; elsewhere a norm is expanded, to divide rows by it.
+    inputs = [one for one, _ in _below(node)]
     for _ in range(_MOST_SCALINGS):
         if not waiting:
             return
         above = waiting.pop()
         name = type(above).__name__
+        stretches = name in _STRETCHING or (
+            name == "ExpandBackward0" and above in inputs
+        )
         made = tuple(above._input_metadata[0].shape)
         reduces = above is node or name in _REDUCING
         below = [(one, at) for one, at in _below(above) if one is not None]
         for one, at in below:
             shape = tuple(one._input_metadata[at].shape)
-            if len(below) == 1 and name in _STRETCHING and _is_squared(shape, made):
+            if len(below) == 1 and stretches and _is_squared(shape, made):
                 term["stretched"] = int(made[0])
             elif shape == made or reduces:
                 waiting.append(one)

@@ -192,8 +192,8 @@ class Recording:
             self._notes.append(_UNREAD)
         # Whether an optimizer stepped of whose parameters none is recorded.
         self._elsewhere = False
-        # The file and line of each backward, and the operation of each of its losses.
-        self._met: set[tuple[str, int, str]] = set()
+        # The line of each backward, and the name and operation of each of its losses.
+        self._met: set[tuple[str, int, str, str]] = set()
         self._rank = distributed.rank()
         self._parameters: list[Parameter] | None = None  # once they have been let go
         self.file = locate(None if path is None else Path(path))
@@ -412,7 +412,7 @@ class Recording:
             thread,
         )
         terms = describe_root(running, args, kwargs)
-        self._note_first(running.site, terms)
+        self._note_first(running, terms)
         if is_first:
             self._note_unrecorded(running)
         self._note_weights(running)
@@ -437,11 +437,13 @@ class Recording:
         if many and not self._gradients.named.shards.wholes:
             running.details["unrecorded"] = many
 
-    def _note_first(self, site: CallSite, terms: list[tuple[Details, Any]]) -> None:
+    def _note_first(self, running: Backward, terms: list[tuple[Details, Any]]) -> None:
         """Note of the first loss of a kind on a line which recorded leaves its terms reach, and what they are given."""
         known = len(self._met)
         for term, _ in terms:
-            self._met.add((site.file, site.line, term["op"]))
+            self._met.add(
+                (running.site.file, running.site.line, running.label, term["op"])
+            )
         if len(self._met) == known:
             return
         names = self._gradients.named.names
