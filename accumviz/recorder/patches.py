@@ -314,7 +314,7 @@ def _install() -> None:
         (amp.GradScaler, "unscale_", _changing("unscale", _read_unscale)),
         (amp.GradScaler, "_maybe_opt_step", _maybe_stepping),
         (torch.utils, "swap_tensors", _swapping),
-        (torch.utils.data.DataLoader, "__iter__", _then("loader_begins")),
+        (torch.utils.data.DataLoader, "__iter__", _then("loads")),
         (Iterating, "__next__", _loader_ends),
         (torch, "compile", _compiling),
         (Tensor, "register_hook", _hooking),
@@ -565,7 +565,7 @@ def _swapping(call: Call) -> Steps:
 def _loader_ends(call: Call) -> Steps:
     yield
     if isinstance(call.error, StopIteration):
-        notify(call.recordings, "loader_ends", call.args[0], call.frame)
+        notify(call.recordings, "loads", call.args[0], call.frame)
 
 
 def _then(what: str) -> Around:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from accumviz import __version__, arguments
 from accumviz.arguments import describe
@@ -116,12 +117,9 @@ def record(
         "exact", exact, "the largest number of elements to keep one by one"
     )
     arguments.flag("memory", memory, or_none=True)
-    for name, value in (
-        ("graphs", graphs),
-        ("overwrite", overwrite),
-        ("sources", sources),
-    ):
-        arguments.flag(name, value)
+    arguments.flag("graphs", graphs)
+    arguments.flag("overwrite", overwrite)
+    arguments.flag("sources", sources)
     if path is not None:
         arguments.file("path", path)
     frame = sys._getframe(1)
@@ -366,8 +364,7 @@ class Recording:
         with contextlib.suppress(Exception):
             self.failure = describe(error)
         close = functools.partial(self._rows.close, stopped=self.failure)
-        let_go = self._let_go
-        give_up = self._rows.give_up
+        let_go, give_up = self._let_go, self._rows.give_up
         for part in (self._leave, give_up, let_go, close, self._say_stopped):
             with contextlib.suppress(Exception):
                 part()
@@ -534,21 +531,13 @@ class Recording:
         name = called(scheduler, frame)
         self._emit("schedule", self._site(frame), name, details, [])
 
-    def loader_begins(self, loader: Any, frame: FrameType) -> None:
-        self._loads("begins", loader, frame)
-
-    def loader_ends(self, iterator: Any, frame: FrameType) -> None:
-        self._loads("ends", iterator, frame)
-
-    def _loads(
-        self,
-        what: str,
-        source: Any,
-        frame: FrameType,
-    ) -> None:
+    def loads(self, source: Any, frame: FrameType) -> None:
+        """A data loader begins, or its iterator has come to its end."""
         if not self._closed and self._gradients.is_ours():
             self._before_change()
-            details = {"what": what, "loader": self._loaders.number_of(source)}
+            begins = isinstance(source, DataLoader)
+            number = self._loaders.number_of(source)
+            details = {"what": "begins" if begins else "ends", "loader": number}
             self._emit("loader", self._site(frame), "", details, [])
 
     def change_begins(self, tensors: Any) -> bool:
@@ -756,9 +745,8 @@ class Recording:
             meta["rank"], meta["ranks"] = self._rank
         if self._elsewhere:
             meta["steps_elsewhere"] = True
-        notes = list(self._notes)
-        if notes:
-            meta["notes"] = notes
+        if self._notes:
+            meta["notes"] = list(self._notes)
         if self._frozen:
             meta["frozen_in_vain"] = self._frozen
         stopped = self.failure or ("" if self._closed else _unheeded())
