@@ -405,7 +405,7 @@ def test_what_right_loops_of_projects_do_is_no_mistake() -> None:
 
     def weighted(_: int) -> Tensor:
         out = model(torch.randn(n := next(counts), 3))
-        return F.mse_loss(out, out.detach() + 1, reduction="sum") / 8 + out.abs().mean() * n / 8
+        return F.mse_loss(out, out.detach() + 1, reduction="sum") / 8 + out.abs().mean() * (8 - n) / 8
 
     def averaged(_: int) -> Tensor:
         return model(torch.randn(8, 3)).square().sum() / next(average)
@@ -416,6 +416,7 @@ def test_what_right_loops_of_projects_do_is_no_mistake() -> None:
             for parameter in model.parameters():
                 replaced(parameter)
             optimizer.step()
+    optimizer.zero_grad()
     assert not av.check(recording).findings
     assert "weigh up to" in trained(weighted, model, optimizer, K=2, steps=4).condition
     assert "up to 1.04 times" in trained(averaged, model, optimizer, K=2, steps=4).condition

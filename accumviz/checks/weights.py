@@ -458,15 +458,15 @@ def _is_meant(analysis: LedgerAnalysis, share: WindowShare) -> bool:
         return True
     fading = [early / late for early, late in pairwise(share.by_hand)]
     if are_close([*fading, 1.0]):
-        return not _is_divided(analysis, share)
+        return len(_divisors(analysis, share)) == 1
     times = 1 / fading[0]
     return are_close(fading) and not is_close(times, round(times))
 
 
-def _is_divided(analysis: LedgerAnalysis, share: WindowShare) -> bool:
-    """Return whether a loss of a window was divided by a number."""
+def _divisors(analysis: LedgerAnalysis, share: WindowShare) -> set[float]:
+    """Return the numbers by which the losses of a window's backwards were divided."""
     terms = [term for b in share.backwards for term in analysis.ledger[b].terms]
-    return any("divisor" in term for term in terms)
+    return {number(term.get("divisor", 1.0)) for term in terms}
 
 
 class _StepSum(NamedTuple):
@@ -604,7 +604,7 @@ def _follow_a_schedule(analysis: LedgerAnalysis, full: list[_StepSum]) -> bool:
     rising = sorted(totals)
     # What a sum is multiplied by is a weight, what it is divided by a count.
     shares = _shares(full)
-    counted = all(share.mean or _is_divided(analysis, share) for share in shares)
+    counted = all(share.mean or _divisors(analysis, share) != {1.0} for share in shares)
     # Of something else than elements, where no window's sums have more of these, and each has one factor.
     if all(share.alike and not share.mean for share in shares):
         counted &= not are_close([sum(share.sizes) for share in shares])

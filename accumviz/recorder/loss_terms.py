@@ -380,25 +380,30 @@ class _Terms:
 def _note_stretched(term: Details, node: Any) -> None:
     """Note of a loss that it is of n × n numbers where n were computed: a column met a row of targets, say."""
     waiting = [node]
-    # A loss expands its own inputs; elsewhere a norm is expanded, to divide rows by it.
     inputs = [one for one, _ in _below(node)]
     for _ in range(_MOST_SCALINGS):
         if not waiting:
             return
         above = waiting.pop()
-        name = type(above).__name__
-        stretches = name in _STRETCHING or (
-            name == "ExpandBackward0" and above in inputs
-        )
         made = tuple(above._input_metadata[0].shape)
-        reduces = above is node or name in _REDUCING
+        reduces = above is node or type(above).__name__ in _REDUCING
         below = [(one, at) for one, at in _below(above) if one is not None]
+        stretches = len(below) == 1 and _may_stretch(above, inputs)
         for one, at in below:
             shape = tuple(one._input_metadata[at].shape)
-            if len(below) == 1 and stretches and _is_squared(shape, made):
+            if stretches and _is_squared(shape, made):
                 term["stretched"] = int(made[0])
             elif shape == made or reduces:
                 waiting.append(one)
+
+
+def _may_stretch(node: Any, inputs: list[Any]) -> bool:
+    """Return whether this may stretch one side to the size of the other, as a loss expands its own inputs.
+
+    Elsewhere a norm is expanded, to divide rows by it.
+    """
+    name = type(node).__name__
+    return name in _STRETCHING or (name == "ExpandBackward0" and node in inputs)
 
 
 def _is_squared(shape: tuple[int, ...], made: tuple[int, ...]) -> bool:
