@@ -427,7 +427,8 @@ def gan_gradient_leak(optimizer: OptimizerHistory) -> Findings:
         evidence={"consumed by the steps at events": [early, late]},
         cause=(
             f"{label} also reached the parameters of {optimizer.name}, and its gradient was still there when that "
-            f"optimizer stepped for a loss of its own. Detach what {label} is not to train, or zero in between."
+            "optimizer stepped for a loss of its own. Zero them in between, or keep this loss from reaching them, by "
+            "`detach` or `requires_grad_(False)`."
         ),
         suggestion=_zeroed_first(optimizer, early, late, alone),
         times=len(leaked),

@@ -504,15 +504,16 @@ def sums_of_shares(optimizer: OptimizerHistory) -> str:
     many = list(map(len, optimizer.windows.values()))
     if not many:
         return ""
-    if max(many) == 1:
-        return "of 1 micro-batch"
     # Losses of several lines, as two networks have them, and looks of a closure are no parts of one batch.
     one_line = np.unique(optimizer.sites[optimizer.read]).size == 1
     parts = one_line and not optimizer.closures[optimizer.read].any()
-    said = f"of {_from_to(many)} {'micro-batches' if parts else 'backwards'}"
+    said = f"of {_from_to(many)} {'micro-batch' if parts else 'backward'}"
+    if max(many) > 1:
+        said += "es" if parts else "s"
     sums = _sums(optimizer)
     every = [share for step in optimizer.windows for share in optimizer.shares_of(step)]
-    if sums and len(every) == len(sums) and not optimizer.world_size > 1:
+    ones = max(many) == 1 and are_close([1.0, *_totals(sums)])
+    if sums and len(every) == len(sums) and not (ones or optimizer.world_size > 1):
         said += f" with shares that add up to {_from_to(_totals(sums))}"
     return said
 
