@@ -214,6 +214,10 @@ def _reaches(analysis: LedgerAnalysis) -> Iterator[tuple[int, list[_Reach]]]:
             its = (shares.backward == backward) & (shares.term == n)
             alike = np.isin(shares.objective, shares.objective[its])
             called.append(_called(term, shares.constant[alike]))
+            if len(terms) == 1 and reached[0]:
+                # The line may be one network's, and then another one's.
+                every = analysis.contributed[shares.backward[alike]].any(axis=0)
+                reached[0] |= set(analysis.names(np.flatnonzero(every)))
         yield backward, list(zip(called, reached, strict=True))
 
 

@@ -702,7 +702,7 @@ def _unread(optimizer: OptimizerHistory) -> Conditions:
         its = optimizer.consumed.take(optimizer.consumed.objective == objective)
         loss = optimizer.ledger[its.backward[0]].label or "the loss"
         why = its.reasons[its.unknown[0]]
-        said = f"{loss}, which is not read ({why}), is meant to weigh the same in each micro-batch"
+        said = f"{loss}, of which not all is known ({why}), is meant to weigh the same in each micro-batch"
         yield said, int(its.backward[0])
 
 
