@@ -324,10 +324,10 @@ def scheduler_per_micro_batch(optimizer: OptimizerHistory) -> Findings:
         step,
         backward,
         below=True,
-        evidence={"learning rates": _rates(optimizer, schedules)[:8]},
+        evidence={"first learning rates": _rates(optimizer, schedules)[:8]},
         cause=(
             f"The scheduler steps with every micro-batch, {schedules.size} times for {optimizer.steps.size} "
-            "optimizer steps: the learning rate changes that much too fast."
+            f"optimizer steps: the learning rate changes {schedules.size / optimizer.steps.size:.3g} times too fast."
         ),
         times=len(steps),
     )
