@@ -263,11 +263,15 @@ def _parts(names: Iterable[str], common: int) -> str:
 
 
 def _misgiven(analysis: LedgerAnalysis, first: _Losses) -> Conditions:
-    """Name losses that take logits and are given probabilities, and those whose targets alone get a gradient."""
+    """Name losses that are given probabilities for logits or the reverse, or a gradient for their targets alone."""
     for backward, terms in first:
         for term, (loss, _) in zip(analysis.ledger[backward].terms, terms, strict=True):
             given = term.get("misgiven")
             said = f"probabilities of a {given} and not logits, or their logarithms, are meant for {loss}"
+            if given == "logits":
+                said = (
+                    f"logits, and no logarithms of probabilities, are meant for {loss}"
+                )
             if given == "targets":
                 said = "a binary cross entropy of which the targets alone have a gradient is meant"
             if given:

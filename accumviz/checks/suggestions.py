@@ -207,10 +207,9 @@ class Code:
         function = self._function(event)
         fits = _may_have_neighbours(event) and function.has_names(line)
         # Where it is there already, it does not help.
-        fits &= not any(
-            row.strip() == line
-            for row in function.rows[event.line - 2 : event.line + 1]
-        )
+        around = function.rows[event.line - 2 : event.line + 1]
+        indent = _indent(function.rows[event.line - 1])
+        fits &= " " * indent + line not in around
         return _beside(event, [line], below) if fits else ""
 
     @_or_nothing

@@ -190,29 +190,14 @@ def _is_whole(optimizer: OptimizerHistory, step: int) -> bool:
 
 
 def conditions(analysis: LedgerAnalysis) -> Conditions:
-    """Say what has to be meant for a healthy loop to be so: what a zeroing erases, and the same samples again."""
+    """Say what has to be meant for a healthy loop to be so: that no step used what a zeroing erased."""
     lost: dict[int, int] = {}
     for optimizer in analysis.optimizers:
         lost |= _lost_to_all_steps(optimizer)
-        several = [used for used in optimizer.windows.values() if len(used) > 1]
-        if len(several) > 1 and all(_are_repeated(optimizer, used) for used in several):
-            yield (
-                "micro-batches of a window that all bring the same gradient are meant",
-                several[0][1],
-            )
     if lost:
         many = f"{len(lost)} micro-batch{'es' * (len(lost) > 1)}"
         said = f"what {many} brought and a zeroing erased is meant to be thrown away"
         yield said, lost[min(lost)]
-
-
-def _are_repeated(optimizer: OptimizerHistory, used: list[int]) -> bool:
-    """Return whether backwards have one loss and bring one gradient, as where each has all samples of the window."""
-    losses = optimizer.events.column("loss")[used]
-    brought = optimizer.ledger.contribution[used][:, optimizer.columns]
-    return bool(
-        losses[0] and np.all(losses == losses[0]) and np.all(brought == brought[0])
-    )
 
 
 def _lost_to_all_steps(optimizer: OptimizerHistory) -> dict[int, int]:

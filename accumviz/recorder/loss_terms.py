@@ -89,6 +89,10 @@ _OTHER_LOSSES = _variants(
 _GIVEN_PROBABILITIES = re.compile(
     r"(NllLoss(2D)?(/LogSoftmax)*|BinaryCrossEntropyWithLogits|(Sum|Mean)(/Mul)*/Sub/Mul)/(Softmax|Sigmoid)\b"
 )
+# Losses that take logarithms of probabilities, and are given what a layer has computed.
+_GIVEN_LOGITS = re.compile(
+    r"((Mean|Sum|Div|Where)/)*(NllLoss(2D)?|CtcLoss)(/Transpose|/Permute)*/(Addmm|Mm|Convolution)\b"
+)
 
 # Operations written in Python that return what they are given, as DDP's does to what a model returns that it searches
 # for unused parameters.
@@ -439,7 +443,7 @@ def _compares_samples(node: Any) -> bool:
 
 
 def misgiven(node: Any) -> str:
-    """Return what a loss is given in place of logits: the "Softmax" of some, or its "targets"."""
+    """Return what a loss is given by mistake: the "Softmax" of logits, its own "targets", or "logits"."""
     way = []
     for _ in range(_MOST_SCALINGS):
         if node is None:
@@ -447,10 +451,18 @@ def misgiven(node: Any) -> str:
         name = type(node).__name__
         if "BinaryCrossEntropy" in name and node.next_functions[0][0] is None:
             return "targets"
+        # A layer adds its bias to three dimensions, after the product.
+        if name == "AddBackward0" and any(
+            type(one) is ACCUMULATE_GRAD for one, _ in _below(node)
+        ):
+            name = "AddmmBackward0"
         if name not in _SAME:
             way.append(name.partition("Backward")[0])
         node = _only_below(node)
-    given = _GIVEN_PROBABILITIES.match("/".join(way))
+    below = "/".join(way)
+    given = _GIVEN_PROBABILITIES.match(below)
+    if _GIVEN_LOGITS.match(below):
+        return "logits"
     return given[6] if given else ""
 
 
