@@ -385,8 +385,9 @@ def _view(options: Any) -> None:
     ledgers = _load_ranks(options.files)
     file = options.files[0]
     player = play(_together(ledgers))
-    player.report = _report(ledgers)
-    player.about = literal(" · ".join([file.name, *player.report.steps]))
+    player.report = report = _report(ledgers)
+    about = [file.name, *report.steps, *report.losses, report.not_seen]
+    player.about = literal(" · ".join(filter(None, about)))
     page = Path(f"{file}.html").absolute()
     try:
         player.save(page)

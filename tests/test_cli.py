@@ -603,9 +603,9 @@ def test_view_writes_the_player_beside_the_file_and_opens_it(
     assert opened == [page.as_uri()]
     assert said(capsys, "view", "--no-open", file)[:2] == (0, f"{page}\n")
     player = av.play(av.load(file))
-    player.report = av.check(player.ledger)
-    (steps,) = player.report.steps
-    player.about = f"x.ledger · {steps}"
+    player.report = report = av.check(player.ledger)
+    (steps,), (loss,) = report.steps, report.losses
+    player.about = " · ".join(filter(None, ["x.ledger", steps, loss, report.not_seen]))
     assert player.to_html() in page.read_text("utf-8")
 
 
