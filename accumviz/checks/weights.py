@@ -8,6 +8,7 @@ it may be meant.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -384,6 +385,9 @@ def token_mean_of_means(analysis: LedgerAnalysis, shares: WindowShares) -> Findi
 
 def _unequal(analysis: LedgerAnalysis, shares: WindowShares) -> WindowShares:
     """Return the windows of unequal means. What an epoch left over may be a smaller batch: that is another mistake."""
+    judged = [share for share in _several(shares) if share.judged]
+    if not all(share.equal for share in judged):
+        return []  # their weights follow something else, and are equal by chance
     over = [share for share, _ in _carried_over(analysis, shares)]
     uneven = filter(_has_unequal_means, _uneven(_several(shares)))
     return [s for s in uneven if s not in over and not analysis.carried(s)]
@@ -458,7 +462,8 @@ def _is_meant(analysis: LedgerAnalysis, share: WindowShare) -> bool:
         return True
     fading = [early / late for early, late in pairwise(share.by_hand)]
     if are_close([*fading, 1.0]):
-        return len(_divisors(analysis, share)) == 1
+        divisors = _divisors(analysis, share)
+        return len(divisors) == 1 or not all(map(float.is_integer, divisors))
     times = 1 / fading[0]
     return are_close(fading) and not is_close(times, round(times))
 
@@ -467,6 +472,12 @@ def _divisors(analysis: LedgerAnalysis, share: WindowShare) -> set[float]:
     """Return the numbers by which the losses of a window's backwards were divided."""
     terms = [term for b in share.backwards for term in analysis.ledger[b].terms]
     return {number(term.get("divisor", 1.0)) for term in terms}
+
+
+def _is_counted(analysis: LedgerAnalysis, share: WindowShare) -> bool:
+    """Return whether losses of a window were divided by a count, which no moving average is."""
+    divisors = _divisors(analysis, share)
+    return divisors != {1.0} and all(map(float.is_integer, divisors))
 
 
 class _StepSum(NamedTuple):
@@ -596,6 +607,12 @@ def _are_wrong(analysis: LedgerAnalysis, sums: list[_StepSum]) -> bool:
     if are_close(_factors(_shares(sums))):
         return _outgrow_one_divisor(sums, usual)
     full = [window for window in sums if window.many == usual]
+    # Steps for losses of their own have sums of their own.
+    of_each = defaultdict(list)
+    for share in _shares(full):
+        of_each[share.objective].append(share.total)
+    if all(map(are_close, of_each.values())):
+        return False
     return _differ(full) and not _follow_a_schedule(analysis, full)
 
 
@@ -605,7 +622,7 @@ def _follow_a_schedule(analysis: LedgerAnalysis, full: list[_StepSum]) -> bool:
     rising = sorted(totals)
     # What a sum is multiplied by is a weight, what it is divided by a count.
     shares = _shares(full)
-    counted = all(share.mean or _divisors(analysis, share) != {1.0} for share in shares)
+    counted = all(share.mean or _is_counted(analysis, share) for share in shares)
     # Of something else than elements, where no window's sums have more of these, and each has one factor.
     if all(share.alike and not share.mean for share in shares):
         counted &= not are_close([sum(share.sizes) for share in shares])
