@@ -40,10 +40,7 @@ _UPRIGHT = 12
 _WIDEST = 640
 _MUTED = "var(--av-muted)"
 # What the legend says of a heat map.
-_HEAT = (
-    "Stronger: a larger contribution. Grey: .grad without one; ink: not finite."
-    " Of several events in a pixel, it shows the largest."
-)
+_HEAT = "Stronger: a pixel’s largest contribution. Grey: .grad alone; ink: not finite."
 # What the legend says of the looks of shares.
 _SHARES = {
     "new": "one backward",

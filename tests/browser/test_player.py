@@ -415,7 +415,7 @@ def test_in_a_heat_map_a_row_names_itself_under_a_pointer_and_a_word_says_what_s
         played.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + y * box["height"])
         told += re.findall(r"layers\.1\.\d+\.weight", played.root.locator(".av-plot").get_attribute("title"))
     assert len(set(told)) == 2
-    assert "Stronger: a larger contribution." in played.root.locator(".av-in-time .av-note").inner_text()
+    assert "Stronger: a pixel’s largest contribution." in played.root.locator(".av-in-time .av-note").inner_text()
 
 
 def test_thinned_recordings_say_so_on_the_page(show: Any) -> None:

@@ -265,7 +265,9 @@ def test_an_unknown_share_is_hatched_and_its_reason_is_read(show: Any) -> None:
 
 
 def test_the_right_run_is_an_outline_in_the_bars_of_another_to_one_scale(show: Any) -> None:
-    page = show(explore({"right": RIGHT, "not divided": UNDIVIDED}, start={"run": "not divided"}))
+    page = show(
+        explore({"right": RIGHT, "not divided": ledger_of(window(*[term(1.0)] * 4))}, start={"run": "not divided"})
+    )
     line = pane(page).locator("[role=option]").first
     unit = middle(line.locator(".av-one"))[0] - middle(line.locator(".av-zero"))[0]
     outlines = [box.bounding_box()["width"] / unit for box in line.locator(".av-ghost").all()]
