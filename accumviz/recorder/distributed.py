@@ -11,6 +11,7 @@ known what becomes of the sum: it is reduced by hand, by a hook, between groups 
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
 import os
@@ -54,9 +55,11 @@ _MOVERS = {
 # What FSDP2's function and FSDP1's state hold where the sum over ranks becomes something else than their mean.
 _SPECIAL = ("gradient_divide_factor", "all_reduce_group", "all_reduce_hook")
 _SPECIAL_OF_FSDP1 = ("_comm_hook", "_inter_node_pg")
-# The groups of recorded modules, by their id, for ever: the end of a group waits for a thread of its own, which may
-# wait for Python, and a recording may be the last to hold a module.
+# The groups of recorded modules, by their id, until the process ends: the end of a group waits for a thread of its own,
+# which may wait for Python, and a recording may be the last to hold a module. Python lets threads go on while it drops
+# a group itself; later, as it ends, none may.
 _groups: dict[int, Any] = {}
+atexit.register(_groups.clear)
 
 
 # --- this process among others -----------------------------------------------------------------
