@@ -346,8 +346,8 @@ def test_a_loss_that_is_not_read_is_a_condition_where_its_factors_add_up_to_1() 
         x = torch.randn(8, 3)
         return trained(lambda _: model(x).mean() / model(x).exp().sum() / divisor, model, optimizer, K=K).condition
 
-    for K in (1, 4):
-        assert "is meant to weigh the same in each micro-batch" in judged(K, K)
+    for K, each in ((1, "step"), (4, "micro-batch")):
+        assert f"is meant to weigh the same in each {each}" in judged(K, K)
     with pytest.raises(AssertionError, match="no verdict"):
         judged(4, 1)
 

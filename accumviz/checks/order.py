@@ -66,13 +66,10 @@ def clip_per_micro_batch(optimizer: OptimizerHistory) -> Findings:
             "each clip inside the window multiplies by": list(
                 map(optimizer.clip_ratio, inside)
             ),
-            "what is left of each contribution": optimizer.consumed.of(
-                step
-            ).clipped.tolist(),
         },
         cause=(
-            "The sum is clipped after each backward, so that what came early is shortened again and again, and the "
-            "last micro-batch counts most."
+            "The sum is clipped inside its window, so that what came early is shortened more often than what comes "
+            "last."
         ),
         times=sum(map(len, clips.values())),
     )
@@ -215,7 +212,7 @@ def clip_scaled_grads(optimizer: OptimizerHistory) -> Findings:
         clip,
         step=step,
         evidence={
-            "max_norm": optimizer.detail(clip, "max_norm") or "?",
+            "max_norm": optimizer.detail(clip, "max_norm") or "none, by value",
             "the clip multiplies by": optimizer.clip_ratio(clip),
         },
         cause=(

@@ -522,9 +522,10 @@ def sums_of_shares(optimizer: OptimizerHistory) -> str:
     if max(many) > 1:
         said += "es" if parts else "s"
     sums = _sums(optimizer)
-    every = [share for step in optimizer.windows for share in optimizer.shares_of(step)]
+    one_loss = all(len(optimizer.shares_of(step)) == 1 for step in optimizer.windows)
+    whole = sums and one_loss and all(window.shares for window in sums)
     ones = max(many) == 1 and are_close([1.0, *_totals(sums)])
-    if sums and len(every) == len(sums) and not (ones or optimizer.world_size > 1):
+    if whole and not (ones or optimizer.world_size > 1):
         said += f" with shares that add up to {_from_to(_totals(sums))}"
     return said
 
@@ -719,7 +720,9 @@ def _unread(optimizer: OptimizerHistory) -> Conditions:
         its = optimizer.consumed.take(optimizer.consumed.objective == objective)
         loss = optimizer.ledger[its.backward[0]].label or "the loss"
         why = its.reasons[its.unknown[0]]
-        said = f"{loss}, of which not all is known ({why}), is meant to weigh the same in each micro-batch"
+        several = max(map(len, optimizer.windows.values())) > 1
+        each = "micro-batch" if several else "step"
+        said = f"{loss}, of which not all is known ({why}), is meant to weigh the same in each {each}"
         yield said, int(its.backward[0])
 
 

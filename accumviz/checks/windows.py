@@ -203,6 +203,9 @@ def conditions(analysis: LedgerAnalysis) -> Conditions:
 def _lost_to_all_steps(optimizer: OptimizerHistory) -> dict[int, int]:
     """Return the backwards that were erased before an optimizer's steps and used by no other, with their erasers."""
     lost: dict[int, int] = {}
+    # What a closure erases its step has looked at; the first step may have begun before the recording.
+    if optimizer.closures.any():
+        return lost
     for step, kept in optimizer.windows.items():
         losses = _lost_for_all(optimizer, step)
         # SAM erases what has said where to move the weights, and brings as much there.

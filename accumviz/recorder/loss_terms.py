@@ -357,8 +357,7 @@ class _Terms:
     ) -> _Below:
         """Add a sum or a mean, or return the losses that were stacked for it."""
         below, _ = _below(node)[0]
-        is_loss = type(below).__name__ in _CROSS_ENTROPIES | _OTHER_LOSSES
-        if is_loss and not node._saved_self_sym_sizes:
+        if not node._saved_self_sym_sizes:
             # Of one number, as in `loss.mean()` for several GPUs
             return [(below, factor)]
         kind = _REDUCING[name]

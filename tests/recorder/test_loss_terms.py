@@ -66,6 +66,10 @@ FORMS: dict[str, tuple[Callable[[Batch], torch.Tensor], Expected | Callable[[Bat
         lambda b: b.scores[0].sum() / 2 + b.scores[1:].sum() / 3,
         [("sum", CLASSES, 1 / 2), ("sum", ALL - CLASSES, 1 / 3)],
     ),
+    "the mean of one number that two losses make": (
+        lambda b: (b.scores.mean() + b.scores.sum()).mean() / K,
+        [("mean", ALL, 1 / K), ("sum", ALL, 1 / K)],
+    ),
     "the second output of a model under DDP": (
         lambda b: _DDPSink.apply(lambda: REPLICA, b.scores, F.mse_loss(b.scores, b.zeros))[1] / K,
         [("mean", ALL, 1 / K)],
