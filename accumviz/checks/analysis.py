@@ -463,6 +463,11 @@ class OptimizerHistory(LedgerAnalysis):
             self.first_step_of.setdefault(backward, step)
 
     @cached_property
+    def longest(self) -> int:
+        """How many backwards the longest window holds; 0 where there is no window."""
+        return max(map(len, self.windows.values()), default=0)
+
+    @cached_property
     def usual(self) -> int:
         """How many new backwards a window usually has."""
         lengths = Counter(self.first_step_of.values())

@@ -16,10 +16,10 @@ from accumviz.checks.analysis import (
     OptimizerHistory,
     between,
     for_each_optimizer,
-    is_close,
 )
 from accumviz.checks.report import Findings
 from accumviz.checks.suggestions import knows, zeroing
+from accumviz.checks.weights import from_to
 from accumviz.ledger.events import PRESENT
 from accumviz.ledger.flow import number
 from accumviz.show import counted
@@ -245,12 +245,7 @@ def _called(term: Mapping[str, Any], factors: np.ndarray) -> str:
     every = every[np.isfinite(every)]
     if np.all(every == 1):
         return operation
-    low, high = every.min(), every.max()
-    return (
-        f"{low:.3g} × {operation}"
-        if is_close(low, high)
-        else f"{low:.3g} to {high:.3g} × {operation}"
-    )
+    return f"{from_to(every.tolist(), digits=3)} × {operation}"
 
 
 def _parts(names: Iterable[str], common: int) -> str:
@@ -435,7 +430,7 @@ def gan_gradient_leak(optimizer: OptimizerHistory) -> Findings:
         evidence={"consumed by the steps at events": [early, late]},
         cause=(
             f"{label} also reached the parameters of {optimizer.name}, and its gradient was still there when that "
-            "optimizer stepped for a loss of its own. Zero them in between, or keep this loss from reaching them, by "
+            "optimizer stepped for its own loss. Zero it in between, or keep this loss away from these parameters, by "
             "`detach` or `requires_grad_(False)`."
         ),
         suggestion=_zeroed_first(optimizer, early, late, alone),

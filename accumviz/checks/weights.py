@@ -387,7 +387,8 @@ def _unequal(analysis: LedgerAnalysis, shares: WindowShares) -> WindowShares:
     """Return the windows of unequal means. What an epoch left over may be a smaller batch: that is another mistake."""
     judged = [share for share in _several(shares) if share.judged]
     if not all(share.equal for share in judged):
-        return []  # their weights follow something else, and are equal by chance
+        # Their weights follow something else, as a penalty's do that is multiplied by another loss's count.
+        return []
     over = [share for share, _ in _carried_over(analysis, shares)]
     uneven = filter(_has_unequal_means, _uneven(_several(shares)))
     return [s for s in uneven if s not in over and not analysis.carried(s)]
@@ -398,9 +399,7 @@ def _has_unequal_means(share: WindowShare) -> bool:
     # Losses of one backward that weigh differently are a choice: a mean over texts, and not over words. So are classes.
     several = len(set(share.backwards)) == share.many
     several &= not share.term.get("class_weights")
-    # So is a penalty that is multiplied by the count of another loss's elements.
-    means = share.equal and _are_means(share)
-    return several and means and 0 < min(share.sizes) < max(share.sizes)
+    return several and _are_means(share) and 0 < min(share.sizes) < max(share.sizes)
 
 
 def _ratio(share: WindowShare) -> float:
@@ -518,21 +517,22 @@ def sums_of_shares(optimizer: OptimizerHistory) -> str:
     # Losses of several lines, as two networks have them, and looks of a closure are no parts of one batch.
     one_line = np.unique(optimizer.sites[optimizer.read]).size == 1
     parts = one_line and not optimizer.closures[optimizer.read].any()
-    said = f"of {_from_to(many)} {'micro-batch' if parts else 'backward'}"
-    if max(many) > 1:
+    said = f"of {from_to(many)} {'micro-batch' if parts else 'backward'}"
+    if optimizer.longest > 1:
         said += "es" if parts else "s"
     sums = _sums(optimizer)
     one_loss = all(len(optimizer.shares_of(step)) == 1 for step in optimizer.windows)
     whole = sums and one_loss and all(window.shares for window in sums)
-    ones = max(many) == 1 and are_close([1.0, *_totals(sums)])
+    ones = optimizer.longest == 1 and are_close([1.0, *_totals(sums)])
     if whole and not (ones or optimizer.world_size > 1):
-        said += f" with shares that add up to {_from_to(_totals(sums))}"
+        said += f" with shares that add up to {from_to(_totals(sums))}"
     return said
 
 
-def _from_to(values: Sequence[float]) -> str:
-    low = f"{min(values):,.4g}"
-    high = f"{max(values):,.4g}"
+def from_to(values: Sequence[float], digits: int = 4) -> str:
+    """Write a number, or from which to which several are: "0.25 to 1"."""
+    low = f"{min(values):,.{digits}g}"
+    high = f"{max(values):,.{digits}g}"
     return low if are_close(values) else f"{low} to {high}"
 
 
@@ -684,8 +684,7 @@ def excused(optimizer: OptimizerHistory) -> np.ndarray:
 def _changed_alone(optimizer: OptimizerHistory) -> np.ndarray:
     """Mark the shares of micro-batches that are alone in their steps, and whose gradients a hand has changed."""
     shares = optimizer.consumed
-    longest = max(map(len, optimizer.windows.values()), default=0)
-    alone = longest == 1 and not optimizer.world_size > 1
+    alone = optimizer.longest == 1 and not optimizer.world_size > 1
     mask: np.ndarray = (shares.unknown == BY_HAND) & ~shares.opaque & alone
     return mask
 
@@ -720,8 +719,7 @@ def _unread(optimizer: OptimizerHistory) -> Conditions:
         its = optimizer.consumed.take(optimizer.consumed.objective == objective)
         loss = optimizer.ledger[its.backward[0]].label or "the loss"
         why = its.reasons[its.unknown[0]]
-        several = max(map(len, optimizer.windows.values())) > 1
-        each = "micro-batch" if several else "step"
+        each = "micro-batch" if optimizer.longest > 1 else "step"
         said = f"{loss}, of which not all is known ({why}), is meant to weigh the same in each {each}"
         yield said, int(its.backward[0])
 

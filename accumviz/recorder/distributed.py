@@ -55,9 +55,9 @@ _MOVERS = {
 # What FSDP2's function and FSDP1's state hold where the sum over ranks becomes something else than their mean.
 _SPECIAL = ("gradient_divide_factor", "all_reduce_group", "all_reduce_hook")
 _SPECIAL_OF_FSDP1 = ("_comm_hook", "_inter_node_pg")
-# The groups of recorded modules, by their id, until the process ends: the end of a group waits for a thread of its own,
-# which may wait for Python, and a recording may be the last to hold a module. Python lets threads go on while it drops
-# a group itself; later, as it ends, none may.
+# The groups of recorded modules, by their id, until the process exits. A group that ends waits for its threads, and
+# these may wait for Python: a module that is dropped with the last hold on its group would hang. Python itself lets
+# threads go on while it drops a group, but not while the interpreter ends; so this is cleared at exit.
 _groups: dict[int, Any] = {}
 atexit.register(_groups.clear)
 
